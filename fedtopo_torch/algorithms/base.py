@@ -1,0 +1,161 @@
+"""The contract of a federated method.
+
+A method is a class with a few short functions on rows: the models of k clients are the rows of
+``Theta [k, p]``. The trainer owns the loop, the clients' data, evaluation and logging. ``State``
+and ``Message`` are plain dicts of tensors, so checkpoints, the count of floats sent and engines
+that run clients elsewhere work for every method without a line in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..local import Facts, LocalProblem
+from ..options import Options
+
+__all__ = ["Algorithm", "Cohort", "Message", "State"]
+
+State = dict[str, Tensor]
+Message = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that take part in a round.
+
+    Attributes:
+        index: their positions among all clients ``[k]``.
+        n: their training records ``[k]``.
+        total: training records of ALL clients.
+    """
+
+    index: Tensor
+    n: Tensor
+    total: int = field(default=0)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """``n_k / sum n`` over this cohort ``[k]``, float64.
+
+        Raises:
+            ValueError: no client of the cohort has a training record.
+        """
+        total = int(self.n.sum())
+        if total <= 0:
+            raise ValueError(
+                "none of the round's clients has a training record: there is nothing to average."
+            )
+        return self.n.to(torch.float64) / total
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """p_k = ``n_k / sum n`` over ALL clients ``[k]``, float64."""
+        return self.n.to(torch.float64) / self.total
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of the clients' rows ``[k, ...]``, weighted by their training records."""
+        return torch.tensordot(self.weights.to(values.dtype), values, dims=1)
+
+
+class Algorithm(Options):
+    """One federated method: FedAvg unless a hook is overridden.
+
+    Options are class annotations with the paper's defaults (see :class:`fedtopo_torch.options.
+    Options`). All hooks are pure functions of their arguments: state lives in the dicts they return
+    and nowhere else. Client-side hooks (client_state, introduce, local_update, personal) see k rows
+    at a time, k = 1 on a node of its own, and never the server's state.
+    """
+
+    #: Set by the registry.
+    name: ClassVar[str] = ""
+    #: How tables and plots call it.
+    title: ClassVar[str] = ""
+    #: Authors, title, venue and year of where it was published.
+    paper: ClassVar[str] = ""
+    #: False for references that use what no server could know.
+    deployable: ClassVar[bool] = True
+
+    def client_state(self, theta0: Tensor, problem: LocalProblem) -> State:
+        """Rows ``[k, ...]`` that stay on the clients between rounds; none by default."""
+        return {}
+
+    def introduce(self, problem: LocalProblem) -> Message:
+        """What a client sends once about its data, before round 1; nothing by default."""
+        return {}
+
+    def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
+        """The server's state before round 1; by default the one global model ``theta [p]``.
+
+        Args:
+            theta0: the model's start ``[p]``.
+            introductions: every client's introduction, rows ``[K, ...]``.
+            facts: of the handshake, ``n [K]`` and ``names`` included.
+        """
+        return {"theta": theta0}
+
+    def broadcast(self, server: State, clients: Cohort) -> Message:
+        """What the server sends: rows ``[k, ...]`` for the clients asked; theta by default."""
+        return {"theta": server["theta"].expand(len(clients), -1)}
+
+    def correction(self, theta: Tensor, message: Message, client: State) -> Tensor | None:
+        """Added to the gradient at each local step: rows ``[k, p]``, or None for nothing."""
+        return None
+
+    def local_update(
+        self, message: Message, client: State, problem: LocalProblem
+    ) -> tuple[Message, State]:
+        """A client's work in one round: what it sends back, and its new state.
+
+        By default tau gradient steps from the model received.
+        """
+        theta = problem.descend(
+            message["theta"], lambda rows: self.correction(rows, message, client)
+        )
+        return {"theta": theta}, client
+
+    def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
+        """The server's new state; by default the mean of the models, weighted by records."""
+        return {**server, "theta": clients.mean(uplink["theta"])}
+
+    def personal(self, message: Message, client: State, problem: LocalProblem) -> Tensor:
+        """The model each client is scored with, rows ``[k, p]``: the only place that decides it.
+
+        Args:
+            message: the broadcast after the last aggregation.
+        """
+        return message["theta"]
+
+    def clusters(self, server: State) -> Tensor | None:
+        """The cluster of each client ``[K]``, for methods that keep one; None otherwise."""
+        return None
+
+    def shared(self, server: State) -> Tensor | None:
+        """The one global model ``[p]`` of a method that scores clients with another one.
+
+        It is scored at the end of a run beside the personalised models, as model ``shared``. By
+        default ``server["theta"]`` where that is one model and :meth:`personal` is overridden.
+        """
+        theta = server.get("theta")
+        own = type(self).personal is not Algorithm.personal
+        return theta if own and theta is not None and theta.ndim == 1 else None
+
+    def report(
+        self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
+    ) -> dict[str, Any]:
+        """What a run should tell people about the server's state, JSON-ready; empty by default.
+
+        Simulation only: ``clouds`` are all clients' training features, which no server sees;
+        what is computed from them here is printed, never sent and never used in training.
+        """
+        return {}

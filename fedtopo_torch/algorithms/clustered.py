@@ -1,0 +1,134 @@
+"""Clustered training with blending: the base of pTopoFL and of every method with a fixed partition.
+
+Vomo-Donfack, Hoszu, Ginot, Morilla: pTopoFL, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..local import Facts
+from ..options import OptionError
+from ..registry import register
+from ..theory import calibrated_alpha
+from .base import Algorithm, Cohort, Message, State
+
+__all__ = ["Clustered", "ClusteredAlgorithm"]
+
+
+class ClusteredAlgorithm(Algorithm):
+    """Clusters j with models theta_j, within-cluster weights w_k and masses omega_j:
+
+    u_j = sum_{k in j} w_k GD^tau_k(theta_j);  theta_j <- (1 - alpha) u_j + alpha sum_i omega_i u_i.
+
+    w_k sums to 1 in each cluster, omega_j is the sum of p_k in j. A subclass says what the clusters
+    are (:meth:`partition`) and, if not n_k, what w_k is proportional to (:meth:`weigh`). A cluster
+    of which nobody takes part in a round keeps its u_j.
+    """
+
+    abar: float = Field(
+        0.3,
+        ge=0,
+        le=1,
+        description="target effective blending of clusters at the fixed point; 0 trains clusters "
+        "apart, 1 makes them equal",
+    )
+    alpha: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="blending weight per round, given directly instead of calibrated from abar",
+    )
+
+    def partition(self, introductions: Message, facts: Facts) -> State:
+        """``{"labels": [K] int64, ...}``: cluster of each client, from 0; more entries are kept."""
+        raise NotImplementedError
+
+    def weigh(self, server: State, facts: Facts) -> Tensor:
+        """What within-cluster weights are proportional to ``[K]``; n_k by default."""
+        assert facts.n is not None
+        return facts.n.to(torch.float64)
+
+    def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
+        assert facts.n is not None
+        state = self.partition(introductions, facts)
+        members = one_hot(state["labels"]).to(torch.float64)
+        alpha = self.alpha
+        if alpha is None:
+            alpha = calibrated_alpha(self.abar, facts.eta, facts.l2, facts.local_steps)
+        start = theta0.repeat(members.shape[1], 1)
+        return {
+            **state,
+            "weights": self.weigh(state, facts),
+            "omega": members.mT @ (facts.n / facts.n.sum()).to(torch.float64),
+            "alpha": torch.tensor(alpha, dtype=torch.float64),
+            "u": start,
+            "theta": start,
+        }
+
+    def broadcast(self, server: State, clients: Cohort) -> Message:
+        return {"theta": server["theta"][server["labels"][clients.index]]}
+
+    def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
+        theta, labels = uplink["theta"], server["labels"][clients.index]
+        members = one_hot(labels, len(server["u"])).mT * server["weights"][clients.index]
+        mass = members.sum(1, keepdim=True)
+        u = (members / mass).to(theta.dtype) @ theta
+        u = torch.where(mass > 0, u, server["u"])
+        alpha, omega = server["alpha"].to(theta.dtype), server["omega"].to(theta.dtype)
+        return {**server, "u": u, "theta": (1 - alpha) * u + alpha * (omega @ u)}
+
+    def clusters(self, server: State) -> Tensor | None:
+        return server["labels"]
+
+    def report(
+        self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
+    ) -> dict[str, Any]:
+        names, labels, weights = facts.names, server["labels"].tolist(), server["weights"]
+        mass = torch.zeros(len(server["u"]), dtype=weights.dtype)
+        mass.index_add_(0, server["labels"], weights)
+        within = (weights / mass[server["labels"]]).tolist()
+        return {
+            "clusters": [
+                [name for name, label in zip(names, labels, strict=True) if label == j]
+                for j in range(len(mass))
+            ],
+            "weights": dict(zip(names, within, strict=True)),
+            "alpha": float(server["alpha"]),
+        }
+
+
+def _split_commas(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+@register("clustered")
+class Clustered(ClusteredAlgorithm):
+    """Clustered training on a partition you give."""
+
+    title: ClassVar[str] = "Clustered"
+    paper: ClassVar[str] = "Vomo-Donfack et al., 2026 (with a partition of your own)"
+
+    labels: Annotated[tuple[int, ...], BeforeValidator(_split_commas)] = Field(
+        (),
+        description="cluster of each client in the order of their sorted names, for example "
+        "0,0,1,0; one cluster if empty",
+    )
+
+    def partition(self, introductions: Message, facts: Facts) -> State:
+        labels = self.labels or (0,) * len(facts.names)
+        if len(labels) != len(facts.names):
+            raise OptionError(
+                f"labels has {len(labels)} entries for {len(facts.names)} clients "
+                f"({', '.join(facts.names[:6])}{', ...' if len(facts.names) > 6 else ''})."
+            )
+        _, numbered = np.unique(labels, return_inverse=True)
+        return {"labels": torch.from_numpy(numbered)}

@@ -1,0 +1,146 @@
+"""pTopoFL. Vomo-Donfack, Hoszu, Ginot, Morilla: pTopoFL: Topology-Guided Personalised Federated
+Learning with Persistent-Homology Client Descriptors, 2026."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from .. import topology
+from ..local import Facts, LocalProblem
+from ..registry import register
+from .base import Message, State
+from .clustered import ClusteredAlgorithm
+
+__all__ = ["PTopoFL"]
+
+# Reproducibility costs twelve descriptors per client; a report leaves it out above this many.
+REPORT_LIMIT = 50
+
+
+@register("ptopofl")
+class PTopoFL(ClusteredAlgorithm):
+    """Clusters clients once by 46 persistent-homology numbers of their features, then trains them.
+
+    Descriptor phi_k, partition and trust t_k are those of :mod:`fedtopo_torch.topology`; weights
+    are w_k proportional to n_k exp(-|phi_k - centroid of its cluster|) t_k.
+    """
+
+    title: ClassVar[str] = "pTopoFL"
+    paper: ClassVar[str] = "Vomo-Donfack, Hoszu, Ginot, Morilla, 2026"
+
+    n_clusters: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2, description="M, or 'auto': the clearest reproducible number of clusters, else one"
+    )
+    weights: Literal["descriptor", "uniform"] = Field(
+        "descriptor",
+        description="within clusters: by closeness to the centroid and trust, or by records only",
+    )
+    trust: Literal["robust", "mean_std", "off"] = Field(
+        "robust", description="how far-off descriptors are down-weighted"
+    )
+    linkage: Literal["ward", "average", "complete"] = Field(
+        "ward", description="of the agglomerative clustering"
+    )
+    scale: Literal["raw", "pooled"] = Field(
+        "raw", description="describe features in their own units, or standardised by pooled moments"
+    )
+    n_sub: int = Field(80, ge=2, description="records per subsample of the descriptor, at most")
+    repeats: int = Field(5, ge=1, description="subsamples averaged in a descriptor")
+
+    def _described(
+        self, clouds: Sequence[NDArray[np.float64]], facts: Facts
+    ) -> Sequence[NDArray[np.float64]]:
+        if self.scale == "raw":
+            return clouds
+        mean, scale = facts.mean.numpy(), facts.scale.numpy()
+        return [(cloud - mean) / scale for cloud in clouds]
+
+    def _halves(
+        self, clouds: Sequence[NDArray[np.float64]], names: Sequence[str], facts: Facts
+    ) -> Tensor:
+        """Descriptors of random halves of every client's records ``[k, 6, 2, 46]``."""
+        size = max(1, min(self.n_sub, facts.smallest // 2))
+        clouds = self._described(clouds, facts)
+        return torch.from_numpy(
+            topology.halves(clouds, names, seed=facts.seed, size=size, repeats=self.repeats)
+        )
+
+    def introduce(self, problem: LocalProblem) -> Message:
+        facts = problem.facts
+        assert facts is not None
+        phi = topology.descriptors(
+            self._described(problem.clouds, facts),
+            problem.names,
+            seed=facts.seed,
+            size=min(self.n_sub, facts.smallest),
+            repeats=self.repeats,
+        )
+        message = {"descriptor": torch.from_numpy(phi)}
+        if self.n_clusters == "auto":
+            message["halves"] = self._halves(problem.clouds, problem.names, facts)
+        return message
+
+    def partition(self, introductions: Message, facts: Facts) -> State:
+        assert facts.n is not None
+        phi = introductions["descriptor"].numpy()
+        m = self.n_clusters
+        if m == "auto":
+            m = topology.choose_n_clusters(
+                phi, introductions["halves"].numpy(), self.linkage
+            ).n_clusters
+        trust = topology.trust_weights(phi, self.trust)
+        small = facts.n.numpy() < topology.MIN_RECORDS
+        if small.any():
+            trust[small] = 1.0
+            names = ", ".join(n for n, few in zip(facts.names, small, strict=True) if few)
+            warnings.warn(
+                f"fewer than {topology.MIN_RECORDS} training records, so described by all of them "
+                f"and trusted fully: {names}.",
+                stacklevel=2,
+            )
+        labels = topology.partition(phi, m, self.linkage)
+        return {
+            **introductions,
+            "labels": torch.from_numpy(labels),
+            "trust": torch.from_numpy(trust),
+        }
+
+    def weigh(self, server: State, facts: Facts) -> Tensor:
+        n = super().weigh(server, facts)
+        if self.weights == "uniform":
+            return n
+        phi, labels = server["descriptor"], server["labels"]
+        members = torch.nn.functional.one_hot(labels).to(phi.dtype)
+        centroids = (members.mT @ phi) / members.sum(0)[:, None]
+        distance = (phi - centroids[labels]).norm(dim=1)
+        return n * (-distance).exp() * server["trust"]
+
+    def report(
+        self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
+    ) -> dict[str, Any]:
+        report = super().report(server, facts, clouds)
+        phi, labels = server["descriptor"].numpy(), server["labels"].numpy()
+        trust = dict(zip(facts.names, server["trust"].tolist(), strict=True))
+        report |= {
+            "descriptor": dict(zip(facts.names, phi.tolist(), strict=True)),
+            "trust": trust,
+            "flagged": [name for name, t in trust.items() if t < 1],
+            "stability_radius": topology.guaranteed_radius(phi, labels, self.linkage),
+        }
+        if "halves" in server:
+            choice = topology.choose_n_clusters(phi, server["halves"].numpy(), self.linkage)
+            report["choice"] = dataclasses.asdict(choice)
+        m = len(report["clusters"])
+        if 1 < m < len(phi) and len(phi) <= REPORT_LIMIT:
+            halves = server.get("halves", self._halves(clouds, facts.names, facts)).numpy()
+            report["reproducibility"] = topology.reproducibility(halves, m, self.linkage)
+        return report

@@ -1,0 +1,34 @@
+"""What every built-in federation offers: declared options, and ``load``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from ..federation import Federation
+from ..options import Options
+
+__all__ = ["Dataset"]
+
+
+class Dataset(Options, ABC):
+    """A federation with options; the first line of a subclass's docstring is its one-line help.
+
+    Class attributes:
+        name: the name it is registered under.
+        paper: where the data or the model of the data comes from.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    @abstractmethod
+    def load(self, seed: int) -> Federation:
+        """The federation for one seed; the same seed gives the same bits on one machine."""
+
+    def source(self, seed: int) -> dict[str, Any]:
+        """How a federation was made: ``{"dataset": name, "seed": seed, "options": {...}}``.
+
+        Holds only what JSON can, so that a run's results and checkpoints can keep it.
+        """
+        return {"dataset": self.name, "seed": seed, "options": self.model_dump(mode="json")}

@@ -1,0 +1,334 @@
+"""How models are scored: per client, per cluster and pooled, and the long table of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .federation import Federation, Split
+from .local import Data, Objective
+from .options import OptionError, did_you_mean
+
+__all__ = [
+    "METRICS",
+    "PER_CLIENT_LIMIT",
+    "POOLED",
+    "Evaluator",
+    "History",
+    "Row",
+    "Score",
+    "accuracy",
+    "auc",
+    "client_mean",
+]
+
+METRICS = ("log_loss", "auc", "accuracy")
+
+#: Above this many clients a run keeps per-client values of its last evaluation only.
+PER_CLIENT_LIMIT = 50
+
+#: In the ``client`` column of the long table: all honest clients' records together.
+POOLED = "(pooled)"
+#: In the same column: the unweighted mean of the honest clients whose value is defined.
+CLIENT_MEAN = "(mean of clients)"
+
+
+def auc(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Area under the ROC curve of every row, by ranks; ties count one half.
+
+    AUC = P(score of a positive > score of a negative) + P(equal) / 2, the Mann-Whitney statistic.
+    All rows are computed together; equal to scikit-learn's ``roc_auc_score`` to 1e-12.
+
+    Args:
+        scores: ``[k, n]``, any monotone score (logits are fine), finite.
+        labels: ``[k, n]`` of 0 and 1.
+        mask: ``[k, n]`` of 1 and 0, or None when every entry counts.
+
+    Returns:
+        ``[k]`` float64, NaN where a row has one class only.
+    """
+    real = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask > 0
+    positive = (labels > 0) & real
+    negative = (labels <= 0) & real
+    infinity = torch.full_like(scores, math.inf)
+    # Everything but the negatives is moved behind all scores, so it is never counted below one.
+    others = torch.where(negative, scores, infinity).sort(dim=1).values
+    scores = scores.contiguous()
+    below = torch.searchsorted(others, scores, side="left")
+    up_to = torch.searchsorted(others, scores, side="right")
+    wins = torch.where(positive, below + up_to, torch.zeros_like(below)).sum(1)
+    pairs = positive.sum(1) * negative.sum(1)
+    # Twice the count of won pairs is a whole number, so the only rounding is one division.
+    value = wins.to(torch.float64) / (2 * pairs).to(torch.float64)
+    return torch.where(pairs > 0, value, torch.full_like(value, math.nan))
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """1 where a record is classified right, else 0, shaped as the labels.
+
+    A binary logit above 0 (probability above one half) is class 1.
+    """
+    predicted = outputs > 0 if outputs.ndim == labels.ndim else outputs.argmax(-1)
+    return (predicted.to(labels.dtype) == labels).to(torch.float64)
+
+
+def client_mean(values: Tensor, honest: Tensor | None = None) -> tuple[float, int]:
+    """Mean over the (honest) clients whose value is not NaN, and how many they are.
+
+    The mean of no client is NaN.
+    """
+    keep = ~values.isnan()
+    if honest is not None:
+        keep &= honest
+    count = int(keep.sum())
+    return (float(values[keep].mean()) if count else math.nan), count
+
+
+class Score(NamedTuple):
+    """One metric on one split.
+
+    Attributes:
+        pooled: over all honest clients' records together.
+        clients: per client ``[K]``, NaN where undefined.
+        clusters: per cluster ``[M]`` over its honest clients' records, or None without clusters.
+    """
+
+    pooled: float
+    clients: Tensor
+    clusters: Tensor | None = None
+
+
+class Evaluator:
+    """Scores rows of models on chosen splits with chosen metrics.
+
+    Args:
+        federation: whose data.
+        objective: lays out the data and runs the model (evaluation mode).
+        splits: of ``"train"``, ``"test"``, ``"validation"``.
+        metrics: of :data:`METRICS`. ``log_loss`` in nats, from logits; ``auc`` for multi-class is
+            the mean of one-against-the-rest over the classes present; ``accuracy`` in [0, 1].
+
+    Raises:
+        OptionError: an unknown metric or split, or a split in which nobody has a record.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        objective: Objective,
+        splits: Sequence[str] = ("train", "test"),
+        metrics: Sequence[str] = METRICS,
+    ) -> None:
+        for metric in metrics:
+            if metric not in METRICS:
+                raise OptionError(f"there is no metric '{metric}'." + did_you_mean(metric, METRICS))
+        self.metrics = tuple(metrics)
+        self.objective = objective
+        self.honest = federation.honest
+        self.n: dict[str, Tensor] = {}
+        self._data: dict[str, list[Data]] = {}
+        self._share: dict[str, Tensor] = {}
+        self._empty: dict[str, Tensor | None] = {}
+        for name in splits:
+            if name not in ("train", "test", "validation"):
+                raise OptionError(f"there is no split '{name}': train, test or validation.")
+            split: Split = getattr(federation, name)
+            counted = split.n * self.honest
+            if int(counted.sum()) == 0:
+                raise OptionError(f"no honest client has a {name} record: nothing to score on.")
+            self.n[name] = split.n
+            self._empty[name] = split.n == 0 if bool((split.n == 0).any()) else None
+            self._data[name] = [objective.prepare(bucket) for bucket in split.buckets]
+            self._share[name] = counted.to(federation.dtype) / int(counted.sum())
+        self.size = len(federation)
+
+    def __call__(
+        self, theta: Tensor, clusters: Tensor | None = None
+    ) -> dict[tuple[str, str], Score]:
+        """Scores by ``(split, metric)`` of models theta ``[K, p]``, row k on client k.
+
+        Args:
+            clusters: the cluster of each client ``[K]``, to score clusters too.
+        """
+        scores = {}
+        for split, parts in self._data.items():
+            outputs = [
+                self.objective.outputs(
+                    theta if len(parts) == 1 and len(d.rows) == self.size else theta[d.rows], d
+                )
+                for d in parts
+            ]
+            for metric in self.metrics:
+                compute = self._auc if metric == "auc" else self._mean
+                scores[split, metric] = compute(split, metric, outputs, clusters)
+        return scores
+
+    def _gather(self, parts: list[Data], values: list[Tensor]) -> Tensor:
+        """Per-client values of all buckets in the order of clients; NaN without records."""
+        if len(parts) == 1 and len(parts[0].rows) == self.size:
+            return values[0]
+        gathered = torch.full((self.size,), math.nan, dtype=values[0].dtype)
+        for data, value in zip(parts, values, strict=True):
+            gathered[data.rows] = value
+        return gathered
+
+    def _mean(
+        self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
+    ) -> Score:
+        parts = self._data[split]
+        per_record = self.objective.record_loss if metric == "log_loss" else accuracy
+        values = [
+            d.total(per_record(out, d.labels)).mul_(d.inverse_n[:, 0])
+            for d, out in zip(parts, outputs, strict=True)
+        ]
+        per_client = self._gather(parts, values)
+        share = self._share[split]
+        # A client without records has a share of 0, and a NaN value that must not spread.
+        empty = self._empty[split]
+        defined = per_client if empty is None else per_client.masked_fill(empty, 0.0)
+        pooled = float(torch.dot(defined.to(share.dtype), share))
+        by_cluster = None
+        if clusters is not None:
+            groups = torch.nn.functional.one_hot(clusters).to(share.dtype) * share[:, None]
+            by_cluster = (groups * defined[:, None]).sum(0) / groups.sum(0)
+        return Score(pooled, per_client, by_cluster)
+
+    def _auc(
+        self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
+    ) -> Score:
+        parts = self._data[split]
+        per_client = self._gather(
+            parts, [_auc_of(out, d.labels, d.mask) for d, out in zip(parts, outputs, strict=True)]
+        )
+        flat_scores, flat_labels, owners = [], [], []
+        for data, out in zip(parts, outputs, strict=True):
+            keep = self.honest[data.rows][:, None].expand(data.labels.shape)
+            if data.mask is not None:
+                keep = keep & (data.mask > 0)
+            flat_scores.append(out[keep])
+            flat_labels.append(data.labels[keep])
+            owners.append(data.rows[:, None].expand(data.labels.shape)[keep])
+        scores, labels, owner = torch.cat(flat_scores), torch.cat(flat_labels), torch.cat(owners)
+        pooled = float(_auc_of(scores[None], labels[None], None))
+        by_cluster = None
+        if clusters is not None:
+            groups = clusters[owner]
+            by_cluster = torch.stack(
+                [
+                    _auc_of(scores[None, groups == j], labels[None, groups == j], None)[0]
+                    for j in range(int(clusters.max()) + 1)
+                ]
+            )
+        return Score(pooled, per_client, by_cluster)
+
+
+def _auc_of(outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+    """AUC per row; for ``[k, n, C]`` the mean over classes present of one against the rest."""
+    if outputs.ndim == labels.ndim:
+        return auc(outputs, labels, mask)
+    per_class = torch.stack(
+        [auc(outputs[..., c], (labels == c).long(), mask) for c in range(outputs.shape[-1])]
+    )
+    return per_class.nanmean(0)
+
+
+class Row(NamedTuple):
+    """One line of the long table.
+
+    ``client`` is a client's name, ``(pooled)``, ``(mean of clients)`` or ``(cluster j)``; ``n`` is
+    the number of records behind the value, for a mean of clients the number of clients.
+    """
+
+    seed: int
+    round: int
+    client: str
+    split: str
+    model: str
+    metric: str
+    value: float
+    n: int
+
+
+class History:
+    """The scores of a run, round by round.
+
+    Pooled values are kept for every evaluated round; per-client and per-cluster values too for up
+    to :data:`PER_CLIENT_LIMIT` clients, beyond that for the last evaluated round only, so that
+    memory does not grow with clients times rounds.
+    """
+
+    def __init__(
+        self, names: Sequence[str], n: dict[str, Tensor], honest: Tensor, seed: int = 0
+    ) -> None:
+        self.names = tuple(names)
+        self.n = n
+        self.honest = honest
+        self.seed = seed
+        self.rounds: list[int] = []
+        self._pooled: dict[tuple[str, str], list[float]] = {}
+        self._detail: dict[tuple[str, str], list[Score]] = {}
+        #: Scores of the one shared model at the end, where a method has one.
+        self.shared: dict[tuple[str, str], Score] = {}
+        self.clusters: Tensor | None = None
+
+    def add(self, round: int, scores: dict[tuple[str, str], Score]) -> None:
+        self.rounds.append(round)
+        for key, score in scores.items():
+            self._pooled.setdefault(key, []).append(score.pooled)
+            detail = self._detail.setdefault(key, [])
+            if len(self.names) > PER_CLIENT_LIMIT:
+                detail.clear()
+            detail.append(score)
+
+    def pooled(self, split: str = "test", metric: str = "log_loss") -> np.ndarray:
+        """The pooled metric at every evaluated round."""
+        return np.array(self._pooled[split, metric])
+
+    def last(self, split: str = "test", metric: str = "log_loss") -> Score:
+        """The score at the last evaluated round."""
+        return self._detail[split, metric][-1]
+
+    def rows(self) -> Iterator[Row]:
+        """The long table, by round."""
+        for (split, metric), detail in self._detail.items():
+            skipped = len(self.rounds) - len(detail)
+            for i, round in enumerate(self.rounds):
+                if i < skipped:
+                    yield self._row(
+                        round,
+                        POOLED,
+                        split,
+                        "personal",
+                        metric,
+                        self._pooled[split, metric][i],
+                        int((self.n[split] * self.honest).sum()),
+                    )
+                else:
+                    yield from self._rows_of(round, split, "personal", metric, detail[i - skipped])
+        for (split, metric), score in self.shared.items():
+            yield from self._rows_of(self.rounds[-1], split, "shared", metric, score)
+
+    def _row(
+        self, round: int, client: str, split: str, model: str, metric: str, value: float, n: int
+    ) -> Row:
+        return Row(self.seed, round, client, split, model, metric, float(value), int(n))
+
+    def _rows_of(
+        self, round: int, split: str, model: str, metric: str, score: Score
+    ) -> Iterator[Row]:
+        n = self.n[split]
+        total = int((n * self.honest).sum())
+        yield self._row(round, POOLED, split, model, metric, score.pooled, total)
+        mean, count = client_mean(score.clients, self.honest)
+        yield self._row(round, CLIENT_MEAN, split, model, metric, mean, count)
+        if score.clusters is not None and self.clusters is not None:
+            for j, value in enumerate(score.clusters.tolist()):
+                members = int((n * self.honest * (self.clusters == j)).sum())
+                yield self._row(round, f"(cluster {j})", split, model, metric, value, members)
+        for name, value, count in zip(self.names, score.clients.tolist(), n.tolist(), strict=True):
+            yield self._row(round, name, split, model, metric, value, count)

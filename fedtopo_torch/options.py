@@ -1,0 +1,107 @@
+"""Declared options: one base for everything a user can configure (algorithms, datasets, models).
+
+An option is a class annotation with a default and, where it has one, a range::
+
+    class FedProx(FedAvg):
+        mu: float = Field(0.1, ge=0, description="pull towards the round's starting model")
+
+Values are checked where they are declared: type, range, finite. A name that was never declared is
+an error that tells the nearest one that was. Objects are frozen: a method keeps no state.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+__all__ = ["OptionError", "Options", "did_you_mean", "parse_assignments"]
+
+
+class OptionError(ValueError):
+    """A configuration that can't be used: unknown option, wrong type or value out of range."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the nearest known name, and all of them when they are few."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"{hint} Known: {', '.join(known) or 'none'}."
+
+
+class Options(BaseModel):
+    """Base of every configurable class: a frozen set of declared, checked options.
+
+    Raises:
+        OptionError: an unknown option (with the nearest right name), a value of the wrong type,
+            out of its range, NaN or infinite.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+
+    def __init__(self, **values: Any) -> None:
+        owner = type(self).__name__
+        for name in values:
+            if name not in type(self).model_fields:
+                raise OptionError(
+                    f"{owner} has no option '{name}'." + did_you_mean(name, type(self).model_fields)
+                )
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise OptionError(_explain(owner, error)) from None
+
+    @classmethod
+    def option_lines(cls) -> list[tuple[str, str, str]]:
+        """``(name, default, meaning)`` of every option, for help texts."""
+        return [
+            (name, _show(field.get_default(call_default_factory=True)), field.description or "")
+            for name, field in cls.model_fields.items()
+        ]
+
+
+def _explain(owner: str, error: ValidationError) -> str:
+    problems: dict[str, list[str]] = {}
+    given: dict[str, Any] = {}
+    for item in error.errors():
+        name = str(item["loc"][0]) if item["loc"] else ""
+        message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        problems.setdefault(name, []).append(message)
+        # With several alternatives (a union) pydantic reports each: the user gave one value.
+        given[name] = item["input"] if len(item["loc"]) <= 2 else given.get(name)
+    lines = []
+    for name, messages in problems.items():
+        wanted = " or ".join(dict.fromkeys(messages))
+        lines.append(
+            f"{owner}: option {name} = {given[name]!r} is not valid: must be {wanted}."
+            if name
+            else f"{owner}: {wanted}."
+        )
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """``["abar=0.3", "n_clusters=auto"]`` as a dict of strings; pydantic converts them later.
+
+    Raises:
+        OptionError: an entry without ``=``, or an option given twice.
+    """
+    values: dict[str, str] = {}
+    for entry in assignments:
+        name, equals, value = entry.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise OptionError(f"'{entry}' is not NAME=VALUE, for example abar=0.3.")
+        if name in values:
+            raise OptionError(f"option '{name}' is given twice ({values[name]} and {value}).")
+        values[name] = value.strip()
+    return values
