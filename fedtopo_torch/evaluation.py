@@ -143,7 +143,7 @@ class Evaluator:
                 raise OptionError(f"no honest client has a {name} record: nothing to score on.")
             self.n[name] = split.n
             self._empty[name] = split.n == 0 if bool((split.n == 0).any()) else None
-            self._data[name] = [objective.prepare(bucket) for bucket in split.buckets]
+            self._data[name] = objective.data(split)
             self._share[name] = counted.to(federation.dtype) / int(counted.sum())
         self.size = len(federation)
 
@@ -183,7 +183,7 @@ class Evaluator:
         parts = self._data[split]
         per_record = self.objective.record_loss if metric == "log_loss" else accuracy
         values = [
-            d.total(per_record(out, d.labels)).mul_(d.inverse_n[:, 0])
+            d.total(per_record(out, d.labels)).mul_(d.inverse_n)
             for d, out in zip(parts, outputs, strict=True)
         ]
         per_client = self._gather(parts, values)

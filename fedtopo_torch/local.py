@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .federation import Bucket, Task
+from .federation import Bucket, Split, Task
 from .randomness import torch_seed
 
 __all__ = ["Data", "Facts", "LinearObjective", "LocalProblem", "Objective", "objective_for"]
@@ -83,9 +83,7 @@ class Data:
         labels: ``[k, n_max]``.
         mask: ``[k, n_max]`` of 1 and 0, or None when nothing is padded.
         n: records per client ``[k]``.
-        inverse_n: ``1/n`` as a float column ``[k, 1]``.
-        label_pull: for linear models the constant part of the gradient, ``Y' X / n``
-            ``[k, C, d + 1]``; None otherwise.
+        inverse_n: ``1/n`` ``[k]``.
     """
 
     rows: Tensor
@@ -95,11 +93,26 @@ class Data:
     mask: Tensor | None
     n: Tensor
     inverse_n: Tensor
-    label_pull: Tensor | None = None
 
     def total(self, values: Tensor) -> Tensor:
         """Sum of per-record values ``[k, n_max]`` over each client's own records ``[k]``."""
         return (values if self.mask is None else values * self.mask).sum(1)
+
+
+@dataclass(frozen=True)
+class LinearData(Data):
+    """Data for a linear model; ``features`` has a column of ones where the model has a bias.
+
+    Attributes:
+        transposed: the features as ``[k, d + 1, n_max]`` (a view).
+        scale: ``1/n`` as ``[k, 1, 1]``.
+        label_pull: the part of the gradient that does not depend on theta, ``-Y' X / n``
+            ``[k, C, d + 1]``.
+    """
+
+    transposed: Tensor
+    scale: Tensor
+    label_pull: Tensor
 
 
 class Objective:
@@ -120,6 +133,10 @@ class Objective:
     Raises:
         ValueError: no trainable parameter, or one that is not floating point.
     """
+
+    #: Feature values per bucket of clients. A step has a fixed cost of some 0.3 ms here, shared by
+    #: all clients of a bucket, so buckets are large.
+    bucket_size: ClassVar[int] = 1_500_000
 
     def __init__(
         self,
@@ -142,7 +159,11 @@ class Objective:
         self.l2 = float(l2)
         self.n_outputs = outputs
         self._train = copy.deepcopy(module).to(dtype).train()
+        for layer in self._train.modules():
+            if type(layer) is nn.Linear and layer.out_features <= NARROW:
+                layer.__class__ = _NarrowLinear
         self._eval = copy.deepcopy(self._train).eval()
+        self._prepared: dict[int, Data] = {}
         trainable = [(n, p) for n, p in self._train.named_parameters() if p.requires_grad]
         if not trainable:
             raise ValueError(f"{type(module).__name__} has no trainable parameter.")
@@ -177,9 +198,19 @@ class Objective:
 
     # ---- data -------------------------------------------------------------------------------
 
+    def data(self, split: Split) -> list[Data]:
+        """A split laid out for this objective, once however often it is asked for."""
+        found = []
+        for bucket in split.buckets(self.bucket_size):
+            # The split keeps its buckets alive, so their ids stay theirs.
+            if id(bucket) not in self._prepared:
+                self._prepared[id(bucket)] = self.prepare(bucket)
+            found.append(self._prepared[id(bucket)])
+        return found
+
     def prepare(self, bucket: Bucket) -> Data:
-        """Lay one bucket out for this objective; done once per run."""
-        inverse = bucket.n.to(self.dtype).reciprocal()[:, None]
+        """Lay one bucket out for this objective."""
+        inverse = bucket.n.to(self.dtype).reciprocal()
         return Data(
             bucket.rows,
             bucket.names,
@@ -245,7 +276,7 @@ class Objective:
     def loss(self, theta: Tensor, data: Data) -> Tensor:
         """F_k(theta_k) ``[k]`` in evaluation mode: mean record loss + (l2/2)|theta_k|^2."""
         losses = self.record_loss(self.outputs(theta, data), data.labels)
-        return data.total(losses) * data.inverse_n[:, 0] + 0.5 * self.l2 * theta.square().sum(1)
+        return data.total(losses) * data.inverse_n + 0.5 * self.l2 * theta.square().sum(1)
 
     def gradient(self, theta: Tensor, data: Data, seeds: Sequence[int] = ()) -> Tensor:
         """grad F_k(theta_k) ``[k, p]`` in training mode."""
@@ -253,7 +284,7 @@ class Objective:
         with torch.enable_grad():
             outputs = self.outputs(variable, data, training=True, seeds=seeds)
             losses = self.record_loss(outputs, data.labels)
-            total = torch.dot(data.total(losses), data.inverse_n[:, 0])
+            total = torch.dot(data.total(losses), data.inverse_n)
             (gradient,) = torch.autograd.grad(total, variable)
         return gradient.add_(theta.detach(), alpha=self.l2)
 
@@ -265,6 +296,19 @@ class Objective:
 # Modules that draw random numbers in their forward pass while training.
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
+# Output features up to which a batched linear layer is faster with the weights on the left.
+NARROW = 4
+
+
+class _NarrowLinear(nn.Linear):
+    """``nn.Linear`` as ``(W x')'``: of a batch of clients, ``x W'`` takes bmm's slow path."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim < 2:
+            return super().forward(input)
+        result = (self.weight @ input.mT).mT
+        return result if self.bias is None else result + self.bias
+
 
 class LinearObjective(Objective):
     """The same objective in closed form for ``nn.Linear``: logistic and softmax regression.
@@ -272,6 +316,9 @@ class LinearObjective(Objective):
     With a column of ones in X and residuals r = sigmoid(X w) - y (softmax(X W') - onehot(y)),
     grad F = X' r / n + l2 w. Gradients agree with autograd to 1e-12.
     """
+
+    #: Small enough that the features stay in the processor's cache over a round's local steps.
+    bucket_size: ClassVar[int] = 200_000
 
     def __init__(
         self, module: nn.Linear, record_loss: Task = "binary", l2: float = 0.01, **kwargs: Any
@@ -296,9 +343,18 @@ class LinearObjective(Objective):
             targets = data.labels.unsqueeze(1)
         else:
             targets = F.one_hot(data.labels, self.n_outputs).to(self.dtype).mT.contiguous()
-        pull = torch.bmm(targets, features) * data.inverse_n.unsqueeze(-1)
-        return Data(
-            data.rows, data.names, features, data.labels, data.mask, data.n, data.inverse_n, pull
+        scale = data.inverse_n[:, None, None]
+        return LinearData(
+            data.rows,
+            data.names,
+            features,
+            data.labels,
+            data.mask,
+            data.n,
+            data.inverse_n,
+            transposed=features.mT,
+            scale=scale,
+            label_pull=torch.bmm(targets, features).mul_(-scale),
         )
 
     def _weights(self, theta: Tensor) -> Tensor:
@@ -312,33 +368,30 @@ class LinearObjective(Objective):
             [weight.reshape(len(theta), self.n_outputs, -1), bias.unsqueeze(-1)], dim=-1
         )
 
-    def _logits(self, theta: Tensor, data: Data) -> Tensor:
-        # Weights on the left: this orientation of bmm is 5 to 9 times faster than X @ w.
-        return torch.bmm(self._weights(theta), data.features.mT)
-
     def outputs(
         self, theta: Tensor, data: Data, *, training: bool = False, seeds: Sequence[int] = ()
     ) -> Tensor:
-        logits = self._logits(theta, data)
+        assert isinstance(data, LinearData)
+        # Weights on the left: this orientation of bmm is 5 to 9 times faster than X @ w.
+        logits = torch.bmm(self._weights(theta), data.transposed)
         return logits.squeeze(1) if self.n_outputs == 1 else logits.mT
 
     def gradient(self, theta: Tensor, data: Data, seeds: Sequence[int] = ()) -> Tensor:
-        assert data.label_pull is not None
-        logits = self._logits(theta, data)
+        assert isinstance(data, LinearData)
+        weights = self._weights(theta)
+        logits = torch.bmm(weights, data.transposed)
         expected = logits.sigmoid_() if self.n_outputs == 1 else logits.softmax(1)
-        pull = torch.bmm(expected, data.features).mul_(data.inverse_n.unsqueeze(-1))
-        pull.sub_(data.label_pull)
+        gradient = torch.add(data.label_pull, weights, alpha=self.l2)
+        gradient.addcmul_(torch.bmm(expected, data.features), data.scale)
         if self.n_outputs == 1:
-            gradient = pull.squeeze(1)
-        elif self.has_bias:
-            gradient = torch.cat([pull[..., :-1].flatten(1), pull[..., -1]], dim=1)
-        else:
-            gradient = pull.flatten(1)
-        return gradient.add_(theta, alpha=self.l2)
+            return gradient.squeeze(1)
+        if not self.has_bias:
+            return gradient.flatten(1)
+        return torch.cat([gradient[..., :-1].flatten(1), gradient[..., -1]], dim=1)
 
     def smoothness(self, data: Data) -> Tensor:
         """L_k = lambda_max(X'X/n)/4 + l2 (binary), lambda_max/2 + l2 (softmax)."""
-        gram = torch.bmm(data.features.mT, data.features) * data.inverse_n.unsqueeze(-1)
+        gram = torch.bmm(data.features.mT, data.features) * data.inverse_n[:, None, None]
         largest = torch.linalg.eigvalsh(gram)[:, -1]
         return largest / (4 if self.n_outputs == 1 else 2) + self.l2
 

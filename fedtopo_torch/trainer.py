@@ -57,19 +57,22 @@ class Communication:
     contents: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def record(self, stage: str, direction: str, message: Message) -> None:
-        """Count one message; of several rounds the largest is kept."""
+        """Count one message of rows, one per client; of several rounds the largest is kept."""
         floats = integers = 0
-        contents = self.contents.setdefault(f"{stage} {direction}", {})
-        for name, value in message.items():
-            size = value.numel() // max(1, value.shape[0])
-            contents[name] = max(size, contents.get(name, 0))
+        for value in message.values():
+            size = value.numel() // len(value)
             if value.is_floating_point():
                 floats += size
             else:
                 integers += size
-        entry = getattr(self, stage)
-        before = entry.get(direction, (0, 0))
-        entry[direction] = (max(floats, before[0]), max(integers, before[1]))
+        counts: dict[str, tuple[int, int]] = getattr(self, stage)
+        before = counts.get(direction)
+        if before is None or floats > before[0] or integers > before[1]:
+            before = before or (0, 0)
+            counts[direction] = (max(floats, before[0]), max(integers, before[1]))
+            self.contents[f"{stage} {direction}"] = {
+                name: value.numel() // len(value) for name, value in message.items()
+            }
 
     def total_floats_up(self, rounds: int) -> int:
         """All floats one client sends in a run of ``rounds`` rounds."""
@@ -218,7 +221,7 @@ class Trainer:
             Diverged: a model or a loss is no longer finite; names round and client, and carries
                 the results up to the last good round.
         """
-        work = max(b.features.numel() for b in self.federation.train.buckets)
+        work = max(data.features.numel() for data in self.objective.data(self.federation.train))
         with _threads(1 if work < ONE_THREAD_BELOW else None), torch.no_grad():
             return self._run()
 
@@ -318,7 +321,10 @@ class Trainer:
     def _check(self, round: int, result: Result, *states: State) -> None:
         for state in states:
             for name, value in state.items():
-                if value.is_floating_point() and not bool(value.isfinite().all()):
+                # The sum is a cheap first look; it can overflow where no entry did.
+                if math.isfinite(value.sum()) or not value.is_floating_point():
+                    continue
+                if not bool(value.isfinite().all()):
                     broken = ~value.reshape(len(value), -1).isfinite().all(1)
                     self._diverged(round, result, broken, f"its {name} is not finite")
 

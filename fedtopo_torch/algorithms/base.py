@@ -65,7 +65,8 @@ class Cohort:
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of the clients' rows ``[k, ...]``, weighted by their training records."""
-        return torch.tensordot(self.weights.to(values.dtype), values, dims=1)
+        flat = self.weights.to(values.dtype) @ values.reshape(len(self), -1)
+        return flat.reshape(values.shape[1:])
 
 
 class Algorithm(Options):

@@ -64,26 +64,22 @@ class PTopoFL(ClusteredAlgorithm):
         mean, scale = facts.mean.numpy(), facts.scale.numpy()
         return [(cloud - mean) / scale for cloud in clouds]
 
+    def _settings(self, facts: Facts) -> dict[str, int]:
+        size = min(self.n_sub, facts.smallest)
+        return {"seed": facts.seed, "size": size, "repeats": self.repeats}
+
     def _halves(
         self, clouds: Sequence[NDArray[np.float64]], names: Sequence[str], facts: Facts
     ) -> Tensor:
         """Descriptors of random halves of every client's records ``[k, 6, 2, 46]``."""
-        size = max(1, min(self.n_sub, facts.smallest // 2))
         clouds = self._described(clouds, facts)
-        return torch.from_numpy(
-            topology.halves(clouds, names, seed=facts.seed, size=size, repeats=self.repeats)
-        )
+        return torch.from_numpy(topology.halves(clouds, names, **self._settings(facts)))
 
     def introduce(self, problem: LocalProblem) -> Message:
         facts = problem.facts
         assert facts is not None
-        phi = topology.descriptors(
-            self._described(problem.clouds, facts),
-            problem.names,
-            seed=facts.seed,
-            size=min(self.n_sub, facts.smallest),
-            repeats=self.repeats,
-        )
+        clouds = self._described(problem.clouds, facts)
+        phi = topology.descriptors(clouds, problem.names, **self._settings(facts))
         message = {"descriptor": torch.from_numpy(phi)}
         if self.n_clusters == "auto":
             message["halves"] = self._halves(problem.clouds, problem.names, facts)

@@ -26,9 +26,9 @@ class InProcess:
         self.size = len(federation)
         self.client: State = {}
         self.problems = []
-        for bucket in federation.train.buckets:
-            clouds = [federation.clouds[i] for i in bucket.rows.tolist()]
-            self.problems.append(LocalProblem(objective, objective.prepare(bucket), clouds))
+        for data in objective.data(federation.train):
+            clouds = [federation.clouds[i] for i in data.rows.tolist()]
+            self.problems.append(LocalProblem(objective, data, clouds))
         # One bucket holds every client in order: rows can be passed on as they are.
         self._whole = len(self.problems) == 1
 

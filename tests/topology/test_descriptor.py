@@ -118,6 +118,12 @@ def test_diagrams_equal_a_boundary_matrix_reduction(seed, n, d):
         np.testing.assert_allclose(ours, reference, atol=1e-12)
 
 
+def test_bars_are_in_increasing_order():
+    for bars in topology.diagrams(cloud(0, 60, 2)):
+        assert len(bars) > 5
+        assert bars.tolist() == sorted(bars.tolist())
+
+
 def test_the_reference_reduction_meets_loops():
     assert any(len(rips_by_boundary_matrix(cloud(seed, 8, 2))[1]) for seed in range(10))
 

@@ -1,0 +1,331 @@
+"""What watches a run: a progress bar, and TensorBoard.
+
+A round can take a fifth of a millisecond, so a callback does as little as it can in each.
+"""
+
+# TensorBoard and matplotlib take more than a second to load: they are imported where needed.
+from __future__ import annotations
+
+import io
+import math
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from .evaluation import PER_CLIENT_LIMIT, Score
+from .options import OptionError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
+
+    from .trainer import Result, Trainer
+
+__all__ = ["FolderInUse", "Progress", "TensorBoard"]
+
+Scores = dict[tuple[str, str], Score]
+
+#: How metrics are called in charts and on the progress bar.
+METRIC_TITLES = {"log_loss": "log-loss", "auc": "AUC", "accuracy": "accuracy"}
+
+#: Seconds between two updates of the bar.
+REDRAW = 0.1
+#: Lines per run where there is no terminal.
+LINES = 10
+
+#: TensorBoard sorts the groups of charts by name: these come in this order.
+POOLED, CLUSTER, CLIENT = "all clients pooled", "cluster", "each client"
+#: Above this many clients there are no figures, no projector and no table of clients.
+SHOWN_CLIENTS = 1_000
+#: Records per client in the persistence diagrams, at most.
+DIAGRAM_SIZE = 80
+
+
+def _title(trainer: Trainer) -> str:
+    return trainer.algorithm.title or type(trainer.algorithm).__name__
+
+
+def _metric(metric: str) -> str:
+    return METRIC_TITLES.get(metric, metric)
+
+
+class Progress:
+    """Shows how far a run is: a bar on a terminal, elsewhere about ten plain lines.
+
+    Both show the pooled test log-loss; of the first split and metric where that is not evaluated.
+    They move at evaluated rounds. One object may watch several runs, one after the other.
+
+    Args:
+        console: where to write; by default stderr, so that results on stdout can be piped.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._bar: Bar | None = None
+
+    def started(self, trainer: Trainer, result: Result) -> None:
+        """Show the bar at round 0."""
+        self._name, self._rounds = _title(trainer), trainer.rounds
+        self._round = self._lines = 0
+        self._score = ""
+        self._bar = None
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
+                TextColumn("{task.fields[score]}", markup=False),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console,
+                # The drawing thread competes with training.
+                refresh_per_second=5,
+            )
+            self._task = self._bar.add_task(self._name, total=self._rounds, score="")
+            self._bar.start()
+            self._next = 0.0
+
+    def evaluated(self, round: int, scores: Scores) -> None:
+        """Move on to ``round``."""
+        self._round, self._scores = round, scores
+        if self._bar is not None:
+            now = time.monotonic()
+            if now >= self._next:
+                self._next = now + REDRAW
+                self._move()
+        elif round == self._rounds or round * LINES // self._rounds > self._lines:
+            self._lines = round * LINES // self._rounds
+            self._print(f"round {round}/{self._rounds}  {_headline(scores)}")
+
+    def finished(self, result: Result) -> None:
+        """Leave the bar, or a last line, where the run has ended."""
+        stopped = result.rounds < self._rounds
+        if self._bar is not None:
+            if self._round:
+                self._move()
+            self._bar.stop()
+            self._bar = None
+        elif stopped:
+            self._print(f"stopped after round {result.rounds}/{self._rounds}")
+        self._scores = {}
+
+    def _move(self) -> None:
+        assert self._bar is not None
+        self._bar.update(self._task, completed=self._round, score=_headline(self._scores))
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self._name}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _headline(scores: Scores) -> str:
+    key = ("test", "log_loss")
+    if key not in scores:
+        key = next((k for k in scores if k[1] == "log_loss"), next(iter(scores)))
+    return f"{key[0]} {_metric(key[1])} {scores[key].pooled:.4f}"
+
+
+class FolderInUse(OptionError):
+    """The folder already holds a run's TensorBoard events."""
+
+
+class TensorBoard:
+    """Writes a run for TensorBoard: curves, tables, descriptors and figures.
+
+    Curves carry the round as their step. Runs whose folders lie side by side share charts:
+
+    - ``all clients pooled/test log-loss``: and so on for every split and metric;
+    - ``cluster test log-loss/cluster 0``: for methods with clusters, up to 50 of them;
+    - ``each client test log-loss/Cleveland``: up to 50 clients.
+
+    An undefined value (the AUC of a client with one class) is left out. Text: ``run/settings``,
+    ``run/clients`` and ``run/method`` (what the method reports). A method that reports descriptors
+    gets them in the projector, with the matrix of their distances and the persistence diagrams of
+    the first clients as images. The HParams page compares runs by their settings.
+
+    Args:
+        folder: of this run alone; made if missing.
+
+    Raises:
+        FolderInUse: the folder holds events: two runs would give one tangled curve.
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._refuse_used()
+
+    def _refuse_used(self) -> None:
+        if any(self.folder.glob("events.out.tfevents.*")):
+            raise FolderInUse(
+                f"{self.folder} already holds TensorBoard events; a second run would tangle its "
+                f"curves with theirs. Choose another folder, or delete this one."
+            )
+
+    def started(self, trainer: Trainer, result: Result) -> None:
+        """Write everything that is known before round 1.
+
+        Raises:
+            FolderInUse: see the class.
+        """
+        self._refuse_used()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._rounds = trainer.rounds
+        self._tags: dict[tuple[str, str, int | None], list[tuple[int, str]]] = {}
+        self._names = result.federation.names
+        self._writer: SummaryWriter = SummaryWriter(str(self.folder), flush_secs=5)
+        settings = _settings(trainer, result)
+        self._add(_session(session_start_info=_start_info(settings)), 0)
+        self._writer.add_text("run/settings", _table(("setting", "value"), settings.items()), 0)
+        # Asked from the method itself: the result keeps its report for the end of the run.
+        report = trainer.algorithm.report(result.server, result.facts, result.federation.clouds)
+        self._texts: dict[str, str] = {}
+        self._write_report(result, report, 0)
+        if "descriptor" in report and len(self._names) <= SHOWN_CLIENTS:
+            self._write_descriptors(trainer, result, report)
+        self._writer.flush()
+
+    def evaluated(self, round: int, scores: Scores) -> None:
+        """Add one point to every curve."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        value = Summary.Value
+        # All points of a round are one event: twenty times cheaper than one event each.
+        points = []
+        for (split, metric), score in scores.items():
+            clusters = None if score.clusters is None else score.clusters.tolist()
+            key = (split, metric, None if clusters is None else len(clusters))
+            tags = self._tags.get(key) or self._tags.setdefault(key, self._curves(*key))
+            values = [score.pooled, *(clusters or ()), *score.clients.tolist()]
+            points += [
+                value(tag=tag, simple_value=values[i])
+                for i, tag in tags
+                if not math.isnan(values[i])
+            ]
+        self._add(Summary(value=points), round)
+
+    def finished(self, result: Result) -> None:
+        """Write how the run ended, and close the files."""
+        from tensorboard.plugins.hparams.api_pb2 import Status
+        from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo
+
+        complete = result.rounds == self._rounds
+        status = "STATUS_SUCCESS" if complete else "STATUS_FAILURE"
+        try:
+            end = SessionEndInfo(status=Status.Value(status), end_time_secs=time.time())
+            self._add(_session(session_end_info=end), result.rounds)
+            self._write_report(result, result.report, result.rounds)
+        finally:
+            self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._writer._get_file_writer().add_summary(summary, step)
+
+    def _curves(self, split: str, metric: str, clusters: int | None) -> list[tuple[int, str]]:
+        """Position in (pooled, clusters, clients), and tag, of the curves of one score."""
+        what = f"{split} {_metric(metric)}"
+        curves = [(0, f"{POOLED}/{what}")]
+        clusters = clusters or 0
+        if clusters <= PER_CLIENT_LIMIT:
+            curves += [(1 + j, f"{CLUSTER} {what}/cluster {j}") for j in range(clusters)]
+        if len(self._names) <= PER_CLIENT_LIMIT:
+            curves += [
+                (1 + clusters + k, f"{CLIENT} {what}/{name}") for k, name in enumerate(self._names)
+            ]
+        return curves
+
+    def _write_report(self, result: Result, report: dict[str, Any], step: int) -> None:
+        """The tables that tell about the method, where they are new or have changed."""
+        texts = {"run/clients": _clients(result, report), "run/method": _method(report)}
+        for tag, text in texts.items():
+            if text and self._texts.get(tag) != text:
+                self._writer.add_text(tag, text, step)
+        self._texts = texts
+
+    def _write_descriptors(self, trainer: Trainer, result: Result, report: dict[str, Any]) -> None:
+        from .figures import distance_figure, persistence_figure
+
+        federation, facts, names = result.federation, result.facts, self._names
+        phi = [report["descriptor"][name] for name in names]
+        cluster = _cluster_of(report)
+        labels = [cluster.get(name, 0) for name in names]
+        self._writer.add_embedding(
+            np.asarray(phi),
+            metadata=[[_one_line(name), f"cluster {j}"] for name, j in zip(names, labels)],
+            metadata_header=["client", "cluster"],
+            tag="descriptors",
+        )
+        self._add(_image("descriptors/distances", distance_figure(phi, names, labels)), 0)
+        clouds = federation.clouds
+        if trainer.algorithm.model_dump().get("scale") == "pooled":
+            mean, scale = facts.mean.numpy(), facts.scale.numpy()
+            clouds = [(cloud - mean) / scale for cloud in clouds]
+        figure = persistence_figure(
+            clouds, names, facts.seed, size=max(1, min(DIAGRAM_SIZE, facts.smallest))
+        )
+        self._add(_image("descriptors/persistence diagrams", figure), 0)
+
+
+def _settings(trainer: Trainer, result: Result) -> dict[str, Any]:
+    """Everything that was chosen for this run, by name."""
+    federation, algorithm = result.federation, trainer.algorithm
+    settings = {
+        "algorithm": algorithm.name or type(algorithm).__name__,
+        "federation": federation.name,
+        "clients": len(federation),
+        "parameters": result.objective.p,
+        "rounds": trainer.rounds,
+        "local_steps": trainer.local_steps,
+        "eta": result.facts.eta,
+        "l2": trainer.l2,
+        "seed": trainer.seed,
+    }
+    for name, value in algorithm.model_dump().items():
+        settings[f"algorithm.{name}"] = value
+    for name, value in federation.source.items():
+        nested = value if isinstance(value, dict) else {name: value}
+        settings |= {f"data.{inner}": entry for inner, entry in nested.items()}
+    return settings
+
+
+def _clients(result: Result, report: dict[str, Any]) -> str:
+    """One line per client: records, cluster, and what the method reports per client."""
+    federation = result.federation
+    if len(federation) > SHOWN_CLIENTS:
+        return ""
+    columns: dict[str, Sequence[Any]] = {
+        "client": federation.names,
+        "training records": federation.train.n.tolist(),
+        "test records": federation.test.n.tolist(),
+    }
+    if not bool(federation.honest.all()):
+        columns["honest"] = ["yes" if h else "no" for h in federation.honest.tolist()]
+    if "clusters" in report:
+        cluster = _cluster_of(report)
+        columns["cluster"] = [cluster.get(name) for name in federation.names]
+    for key, value in report.items():
+        if _per_client(value, federation.names) and isinstance(value[federation.names[0]], float):
+            columns[key] = [value[name] for name in federation.names]
+    return _table(list(columns), zip(*columns.values(), strict=True))
+
+
+def _method(report: dict[str, Any]) -> str:
+    """What the method reports about the whole federation."""
+    lines: dict[str, Any] = {}
+    for key, value in report.items():
+        if key == "clusters":
+            lines |= {f"cluster {j}": members[:SHOWN_CLIENTS] for j, members in enumerate(value)}
+        elif not isinstance(value, dict):
+            lines[key] = value
+    return _table(("", "value"), lines.items()) if lines else ""
+
+
+def _cluster_of(report: dict[str, Any]) -> dict[str, int]:
+    return {name: j for j, members in enumerate(report.get("clusters", ())) for name in members}
