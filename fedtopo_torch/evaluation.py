@@ -285,6 +285,10 @@ class History:
                 detail.clear()
             detail.append(score)
 
+    def keys(self) -> list[tuple[str, str]]:
+        """The ``(split, metric)`` pairs that were evaluated."""
+        return list(self._pooled)
+
     def pooled(self, split: str = "test", metric: str = "log_loss") -> np.ndarray:
         """The pooled metric at every evaluated round."""
         return np.array(self._pooled[split, metric])

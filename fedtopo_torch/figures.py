@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .randomness import generator
 from .topology import diagrams
@@ -67,9 +68,9 @@ def persistence_figure(
     if not len(clouds) or len(clouds) != len(names):
         raise ValueError(f"{len(clouds)} clouds and {len(names)} names: give one name per cloud.")
     shown = min(len(clouds), limit)
-    columns = min(4, shown) if shown != 5 else 3
+    columns = min(4, math.ceil(math.sqrt(shown)))
     rows = math.ceil(shown / columns)
-    figure = _figure(2.9 * columns + 0.5, 2.9 * rows + 0.9)
+    figure = _figure(2.4 * columns + 0.7, 2.6 * rows + 0.8)
     first: Axes | None = None
     top = 0.0
     for i in range(shown):
@@ -87,8 +88,8 @@ def persistence_figure(
                 s=22,
                 marker=marker,
                 facecolor=colour,
-                edgecolor="white",
-                linewidth=0.4,
+                linewidth=0,
+                alpha=0.75,
                 label=label,
                 clip_on=False,
                 zorder=3,
@@ -108,10 +109,12 @@ def persistence_figure(
     assert first is not None
     limits = (0.0, 1.05 * top or 1.0)
     first.set(xlim=limits, ylim=limits)
+    first.xaxis.set_major_locator(MaxNLocator(4))
+    first.yaxis.set_major_locator(MaxNLocator(4))
     handles, labels = first.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    some = f"first {shown} of {len(clouds)} clients, " if shown < len(clouds) else ""
-    figure.suptitle(f"Persistence diagrams ({some}distances between records)", fontsize=12)
+    some = f", first {shown} of {len(clouds)} clients" if shown < len(clouds) else ""
+    figure.suptitle(f"Persistence diagrams{some}", fontsize=12)
     return figure
 
 
@@ -143,12 +146,13 @@ def distance_figure(
     order = np.argsort(cluster, kind="stable")
     phi, cluster = phi[order], cluster[order]
     distances = cdist(phi, phi)
+    top = float(distances.max()) or 1.0
     size = len(phi)
     named = size <= NAMED_CLIENTS
     side = max(3.6, 0.26 * size) if named else 7.5
     figure = _figure(side + 2.6, side + 1.6)
     axes = figure.add_subplot()
-    image = axes.imshow(distances, cmap="cividis", vmin=0.0, interpolation="nearest")
+    image = axes.imshow(distances, cmap="cividis", vmin=0.0, vmax=top, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label("distance between descriptors")
     starts = np.concatenate([[0], np.flatnonzero(np.diff(cluster)) + 1, [size]])
@@ -166,19 +170,18 @@ def distance_figure(
         axes.set_yticks([])
     axes.tick_params(length=0)
     if labels is not None and len(starts) - 1 <= NAMED_CLUSTERS:
-        top = axes.secondary_xaxis("top")
-        top.set_xticks(
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(
             [(start + end - 1) / 2 for start, end in pairwise(starts)],
             [f"cluster {cluster[start]}" for start in starts[:-1]],
             fontsize=9,
             # A cluster may be one narrow column beside another.
             rotation=0 if np.diff(starts).min() * side / size > 0.8 else 90,
         )
-        top.tick_params(length=0)
+        above.tick_params(length=0)
     if size <= WRITTEN_CLIENTS:
-        middle = distances.max() / 2
         for (i, j), value in np.ndenumerate(distances):
-            colour = "white" if value <= middle else "black"
+            colour = "white" if value <= top / 2 else "black"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=9)
     figure.suptitle(
         f"Distances between the descriptors of {size} client{'s' if size > 1 else ''}", fontsize=12

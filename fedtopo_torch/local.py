@@ -55,8 +55,8 @@ class Facts:
         seed: the run's seed.
         mean: pooled mean of the training features in their own units ``[d]``.
         scale: pooled std ``[d]`` (1 for constant columns).
-        smallest: smallest n_k among clients with at least 20 training records (the smallest n_k
-            of all where none has 20); section 2 of the descriptor's definition.
+        smallest: the most records that all clients' descriptors can be made of, see
+            :func:`fedtopo_torch.topology.cloud_size`.
         n: training records per client ``[K]``; on the server only, None at a client.
         names: client names; on the server only, empty at a client.
     """

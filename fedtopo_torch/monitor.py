@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from matplotlib.figure import Figure
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo
     from torch.utils.tensorboard import SummaryWriter
 
     from .trainer import Result, Trainer
@@ -48,6 +49,8 @@ POOLED, CLUSTER, CLIENT = "all clients pooled", "cluster", "each client"
 SHOWN_CLIENTS = 1_000
 #: Records per client in the persistence diagrams, at most.
 DIAGRAM_SIZE = 80
+#: Entries of a list in a table, at most.
+LISTED = 60
 
 
 def _title(trainer: Trainer) -> str:
@@ -243,7 +246,10 @@ class TensorBoard:
 
     def _write_report(self, result: Result, report: dict[str, Any], step: int) -> None:
         """The tables that tell about the method, where they are new or have changed."""
-        texts = {"run/clients": _clients(result, report), "run/method": _method(report)}
+        texts = {
+            "run/clients": _clients(result, report),
+            "run/method": _method(report, self._names),
+        }
         for tag, text in texts.items():
             if text and self._texts.get(tag) != text:
                 self._writer.add_text(tag, text, step)
@@ -258,7 +264,9 @@ class TensorBoard:
         labels = [cluster.get(name, 0) for name in names]
         self._writer.add_embedding(
             np.asarray(phi),
-            metadata=[[_one_line(name), f"cluster {j}"] for name, j in zip(names, labels)],
+            metadata=[
+                [_one_line(name), f"cluster {j}"] for name, j in zip(names, labels, strict=True)
+            ],
             metadata_header=["client", "cluster"],
             tag="descriptors",
         )
@@ -316,16 +324,99 @@ def _clients(result: Result, report: dict[str, Any]) -> str:
     return _table(list(columns), zip(*columns.values(), strict=True))
 
 
-def _method(report: dict[str, Any]) -> str:
-    """What the method reports about the whole federation."""
+def _method(report: dict[str, Any], names: Sequence[str]) -> str:
+    """What the method reports about the federation as a whole."""
     lines: dict[str, Any] = {}
     for key, value in report.items():
         if key == "clusters":
-            lines |= {f"cluster {j}": members[:SHOWN_CLIENTS] for j, members in enumerate(value)}
+            lines |= {f"cluster {j}": members for j, members in enumerate(value)}
         elif not isinstance(value, dict):
             lines[key] = value
-    return _table(("", "value"), lines.items()) if lines else ""
+        elif not _per_client(value, names):
+            lines |= {f"{key}.{inner}": entry for inner, entry in value.items()}
+    return _table(("reported", "value"), lines.items()) if lines else ""
+
+
+def _per_client(value: Any, names: Sequence[str]) -> bool:
+    return isinstance(value, dict) and value.keys() == set(names)
 
 
 def _cluster_of(report: dict[str, Any]) -> dict[str, int]:
     return {name: j for j, members in enumerate(report.get("clusters", ())) for name in members}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{_text(name)}: {_text(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        more = f", and {len(value) - LISTED} more" if len(value) > LISTED else ""
+        return ", ".join(map(_text, value[:LISTED])) + more if value else "none"
+    return str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header)]
+    lines += [[_escaped(_text(value)) for value in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]()#+!|<>-])", r"\\\1", _one_line(text))
+
+
+def _start_info(settings: dict[str, Any]) -> SessionStartInfo:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo
+
+    info = SessionStartInfo(start_time_secs=time.time())
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            info.hparams[name].bool_value = value
+        elif isinstance(value, int | float):
+            info.hparams[name].number_value = value
+        else:
+            info.hparams[name].string_value = _text(value)
+    return info
+
+
+def _session(**info: Any) -> Any:
+    """A summary by which the HParams page knows this run.
+
+    Without an experiment summary the page gathers settings from all runs; with one, the first run
+    it finds would decide which settings of the others are shown.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **info)
+    plugin = SummaryMetadata.PluginData(
+        plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString()
+    )
+    tag = (
+        metadata.SESSION_START_INFO_TAG
+        if "session_start_info" in info
+        else metadata.SESSION_END_INFO_TAG
+    )
+    return Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))])
+
+
+def _image(tag: str, figure: Figure) -> Any:
+    """The figure as a PNG in a summary; ``SummaryWriter.add_figure`` would load pyplot."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    width, height = figure.canvas.get_width_height()
+    image = Summary.Image(
+        width=width, height=height, colorspace=4, encoded_image_string=buffer.getvalue()
+    )
+    return Summary(value=[Summary.Value(tag=tag, image=image)])

@@ -20,14 +20,12 @@ from .local import Facts, Objective, objective_for
 from .models.base import Model
 from .options import OptionError
 from .registry import algorithms, datasets, models
+from .topology import cloud_size
 
 __all__ = ["Callback", "Communication", "Diverged", "Result", "Trainer", "train"]
 
 # Up to this many feature values per step a second thread costs more than it brings.
 ONE_THREAD_BELOW = 4_000_000
-
-# Clients with fewer training records don't set the size of everybody's descriptor.
-MIN_RECORDS = 20
 
 
 class Diverged(RuntimeError):
@@ -297,7 +295,6 @@ class Trainer:
             )
         n = hello["n"]
         moments = Moments.of(n, hello["feature_sum"], hello["feature_squares"])
-        enough = n[n >= MIN_RECORDS]
         facts = Facts(
             eta=eta,
             local_steps=self.local_steps,
@@ -305,7 +302,7 @@ class Trainer:
             seed=self.seed,
             mean=moments.mean,
             scale=moments.scale(),
-            smallest=int(enough.min() if len(enough) else n.min()),
+            smallest=cloud_size(n.numpy(), n_sub=int(n.max())),
             n=n,
             names=self.federation.names,
         )

@@ -4,7 +4,6 @@ Learning with Persistent-Homology Client Descriptors, 2026."""
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from .. import topology
 from ..local import Facts, LocalProblem
+from ..options import OptionError
 from ..registry import register
 from .base import Message, State
 from .clustered import ClusteredAlgorithm
@@ -93,16 +93,9 @@ class PTopoFL(ClusteredAlgorithm):
             m = topology.choose_n_clusters(
                 phi, introductions["halves"].numpy(), self.linkage
             ).n_clusters
-        trust = topology.trust_weights(phi, self.trust)
-        small = facts.n.numpy() < topology.MIN_RECORDS
-        if small.any():
-            trust[small] = 1.0
-            names = ", ".join(n for n, few in zip(facts.names, small, strict=True) if few)
-            warnings.warn(
-                f"fewer than {topology.MIN_RECORDS} training records, so described by all of them "
-                f"and trusted fully: {names}.",
-                stacklevel=2,
-            )
+        if m > len(phi):
+            raise OptionError(f"n_clusters = {m}, but there are only {len(phi)} clients.")
+        trust = topology.trust_weights(phi, self.trust, facts.n.numpy())
         labels = topology.partition(phi, m, self.linkage)
         return {
             **introductions,
@@ -137,6 +130,8 @@ class PTopoFL(ClusteredAlgorithm):
             report["choice"] = dataclasses.asdict(choice)
         m = len(report["clusters"])
         if 1 < m < len(phi) and len(phi) <= REPORT_LIMIT:
-            halves = server.get("halves", self._halves(clouds, facts.names, facts)).numpy()
+            halves = server.get("halves")
+            if halves is None:
+                halves = self._halves(clouds, facts.names, facts)
             report["reproducibility"] = topology.reproducibility(halves, m, self.linkage)
         return report

@@ -22,6 +22,11 @@ class Dataset(Options, ABC):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of results on this federation should know, a sentence or two each."""
+        return ()
+
     @abstractmethod
     def load(self, seed: int) -> Federation:
         """The federation for one seed; the same seed gives the same bits on one machine."""

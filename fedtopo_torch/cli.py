@@ -1,0 +1,499 @@
+"""The command line: parses and prints, decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .options import OptionError, Options, did_you_mean, parse_assignments
+
+app = typer.Typer(
+    name="fedtopo",
+    help="Personalised and clustered federated learning, with topological client descriptors.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+# Tables keep their shape in a pipe, where no terminal says how wide it is.
+_WIDTH = None if sys.stdout.isatty() else 100
+out = Console(width=_WIDTH, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+INTERRUPTED = 130
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def main() -> None:
+    """Entry point of ``fedtopo`` and ``python -m fedtopo_torch``."""
+    app()
+
+
+@contextlib.contextmanager
+def _reported(debug: bool) -> Iterator[None]:
+    """Errors in one line: exit code 2 for bad usage, 1 for a failure, 130 for Ctrl-C."""
+    try:
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = _print_warning
+            yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        err.print("[yellow]stopped[/] before the first round; nothing was written.")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/] {escape(str(error) or type(error).__name__)}")
+        code = 2 if isinstance(error, OptionError) else 1
+        raise typer.Exit(code) from None
+
+
+def _print_warning(message: Any, *_: Any, **__: Any) -> None:
+    err.print(f"[yellow]warning:[/] {escape(str(message))}")
+
+
+def _shares(options: dict[str, str], parts: dict[str, type[Options]]) -> dict[str, dict[str, str]]:
+    """Give every ``--set`` option to the one part (algo, dataset, model) that declares it."""
+    shares: dict[str, dict[str, str]] = {part: {} for part in parts}
+    for name, value in options.items():
+        part, dot, plain = name.partition(".")
+        if dot and part in parts:
+            owners = [part] if plain in parts[part].model_fields else []
+        else:
+            plain = name
+            owners = [p for p, cls in parts.items() if name in cls.model_fields]
+        if not owners:
+            known = sorted({field for cls in parts.values() for field in cls.model_fields})
+            names = ", ".join(f"{p} '{getattr(c, 'name', p)}'" for p, c in parts.items())
+            raise OptionError(f"no option '{name}' in {names}." + did_you_mean(plain, known))
+        if len(owners) > 1:
+            choices = " or ".join(f"--set {p}.{name}={value}" for p in owners)
+            raise OptionError(f"option '{name}' belongs to {' and '.join(owners)}: say {choices}.")
+        shares[owners[0]][plain] = value
+    return shares
+
+
+def _positive_or_auto(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"'{text}' is neither 'auto' nor a finite number above 0.")
+    return value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+@app.command()
+def train(
+    algo: Annotated[
+        str, typer.Option(help="Method: a name of 'fedtopo list', or of a file in ./algorithms.")
+    ] = "ptopofl",
+    dataset: Annotated[str, typer.Option(help="Federation.")] = "fed_heart_disease",
+    model: Annotated[
+        str, typer.Option(help="Model; 'auto' is logistic, or softmax for several classes.")
+    ] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds T.")] = 150,
+    local_steps: Annotated[
+        int, typer.Option(min=1, help="Gradient steps per client and round, tau.")
+    ] = 10,
+    eta: Annotated[
+        str, typer.Option(help="Step size; 'auto' is 1 / the largest smoothness constant.")
+    ] = "auto",
+    l2: Annotated[
+        float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of every draw.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of the method, dataset or model, for example abar=0.5 or "
+            "regime=tails; repeat for more. 'fedtopo list NAME' shows what there is.",
+        ),
+    ] = None,
+    references: Annotated[
+        bool, typer.Option(help="Also train FedAvg and Local, to compare with.")
+    ] = True,
+    eval_every: Annotated[int, typer.Option(min=1, help="Evaluate every so many rounds.")] = 1,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; by default from the job.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run of the same name.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard events.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Train one method on one federation, beside FedAvg and Local.
+
+    Plain [bold]fedtopo train[/] trains pTopoFL on Fed-Heart-Disease.
+    """
+    step = _positive_or_auto(eta)
+    with _reported(debug):
+        # Heavy imports wait until the command line is known to be right.
+        from .monitor import Progress, TensorBoard
+        from .registry import algorithms, datasets, models
+        from .runs import RunFolder
+        from .trainer import Diverged, Result, Trainer
+
+        given = parse_assignments(set_ or [])
+        parts: dict[str, Any] = {"algo": algorithms[algo], "dataset": datasets[dataset]}
+        if model != "auto":
+            parts["model"] = models[model]
+        shares = _shares(given, parts)
+        method = parts["algo"](**shares["algo"])
+        source = parts["dataset"](**shares["dataset"])
+        folder = RunFolder(
+            runs_dir, name or f"{method.name}-{source.name}-seed{seed}", overwrite=overwrite
+        )
+        federation = source.load(seed)
+        if model == "auto":
+            parts["model"] = models["logistic" if federation.task == "binary" else "softmax"]
+        network = parts["model"](**shares.get("model", {}))
+        methods = [method]
+        if references:
+            methods += [
+                algorithms[other]() for other in ("fedavg", "local") if other != method.name
+            ]
+        trainers = [
+            Trainer(
+                each,
+                federation,
+                network,
+                rounds=rounds,
+                local_steps=local_steps,
+                eta=step,
+                l2=l2,
+                seed=seed,
+                eval_every=eval_every,
+            )
+            for each in methods
+        ]
+        config = _config(trainers[0], source, network, [m.name for m in methods[1:]])
+        _print_config(config)
+        folder.open(config)
+        results: list[Result] = []
+        failure: Diverged | None = None
+        try:
+            for trainer in trainers:
+                watchers: list[Any] = [Progress(out)]
+                if trainer is trainers[0]:
+                    watchers.insert(0, _Partition(source))
+                if tensorboard:
+                    watchers.append(TensorBoard(folder.path / trainer.algorithm.name))
+                trainer.callbacks = tuple(watchers)
+                try:
+                    results.append(trainer.run())
+                except Diverged as error:
+                    results.append(error.result)
+                    failure = error
+                if results[0].rounds:
+                    folder.write(results[0], results[1:])
+                if failure or results[-1].interrupted:
+                    break
+        finally:
+            if not results or not results[0].rounds:
+                folder.discard()
+        if not results[0].rounds:
+            raise failure or KeyboardInterrupt
+        _print_results(results)
+        _print_sent(results[0])
+        where = f"[bold]{folder.path}[/]"
+        if folder.replaced.exists():
+            where += f" (the run it was to replace: {folder.replaced})"
+        last = results[-1]
+        if failure is not None:
+            out.print(f"\nWhat was done before is in {where}.")
+            raise failure
+        if last.interrupted:
+            out.print(
+                f"\n[yellow]Stopped[/] {last.algorithm.title} after round {last.rounds} of "
+                f"{rounds}; what was done so far is in {where}."
+            )
+            raise typer.Exit(INTERRUPTED)
+        folder.close()
+        files = "results.csv, results.json, config.json, models.pt"
+        out.print(f"\nWritten to [bold]{folder.path}[/]: {files}")
+        if tensorboard:
+            out.print(f"Look at it with: tensorboard --logdir {folder.path}")
+
+
+def _config(trainer: Any, source: Any, network: Any, references: list[str]) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    from . import __version__
+
+    federation = trainer.federation
+    return {
+        "algorithm": {"name": trainer.algorithm.name, **trainer.algorithm.model_dump(mode="json")},
+        "dataset": {"name": source.name, **source.model_dump(mode="json")},
+        "model": {"name": network.name, **network.model_dump(mode="json")},
+        "rounds": trainer.rounds,
+        "local_steps": trainer.local_steps,
+        "eta": trainer.eta,
+        "l2": trainer.l2,
+        "seed": trainer.seed,
+        "eval_every": trainer.eval_every,
+        "references": references,
+        "clients": list(federation.names),
+        "features": list(federation.feature_names),
+        # What a model's inputs were standardised by; needed to use models.pt.
+        "feature_mean": federation.moments.mean.tolist() if federation.standardized else None,
+        "feature_scale": federation.moments.scale().tolist() if federation.standardized else None,
+        "versions": {
+            "fedtopo-torch": __version__,
+            **{p: version(p) for p in ("torch", "numpy", "gudhi", "scikit-learn")},
+        },
+    }
+
+
+def _print_config(config: dict[str, Any]) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for part in ("algorithm", "dataset", "model"):
+        options = dict(config[part])
+        shown = ", ".join(f"{k}={_plain(v)}" for k, v in options.items() if k != "name")
+        grid.add_row(f"[bold]{part}[/]", escape(str(options["name"])), escape(shown))
+    job = ("rounds", "local_steps", "eta", "l2", "seed")
+    grid.add_row("[bold]training[/]", "", ", ".join(f"{k}={_plain(config[k])}" for k in job))
+    out.print(grid)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_plain, value)) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class _Partition:
+    """Prints what the method tells about its clusters before training starts."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def started(self, trainer: Any, result: Any) -> None:
+        report = result.report
+        if "clusters" not in report:
+            return
+        out.print()
+        if report.get("choice"):
+            choice = report["choice"]
+            tried = ", ".join(f"{m}: {value:.2f}" for m, value in choice["reproducibility"].items())
+            out.print(f"Clusters chosen: {choice['reason']} (reproducibility by number {tried})")
+        weights, trust = report["weights"], report.get("trust", {})
+        table = Table(title="Partition, before training", title_justify="left")
+        table.add_column("cluster", justify="right")
+        table.add_column("client")
+        table.add_column("weight", justify="right")
+        if trust:
+            table.add_column("trust", justify="right")
+        for j, members in enumerate(report["clusters"]):
+            shown = members if len(members) <= 20 else members[:20]
+            for i, client in enumerate(shown):
+                last = i == len(members) - 1
+                row = [str(j) if i == 0 else "", escape(client), f"{weights[client]:.3f}"]
+                table.add_row(*row, *([f"{trust[client]:.2f}"] if trust else []), end_section=last)
+            if len(members) > len(shown):
+                table.add_row("", f"and {len(members) - len(shown)} more", end_section=True)
+        out.print(table)
+        if "reproducibility" in report:
+            out.print(
+                f"Reproducibility {report['reproducibility']:.2f}: agreement (ARI) of the "
+                f"partitions of six random halves of every client's records; 1 is certain, "
+                f"0 is chance."
+            )
+        if "stability_radius" in report:
+            radius = report["stability_radius"]
+            if radius is None:
+                text = "none: Ward's partition here is not average linkage's"
+            elif math.isinf(radius):
+                text = "infinite: there is one cluster"
+            else:
+                text = (
+                    f"{radius:.4f}: descriptors may all move by less and the partition stays "
+                    f"(guaranteed for average linkage)"
+                )
+            out.print(f"Stability radius {text}.")
+        if report.get("flagged"):
+            out.print(
+                f"Down-weighted by the trust rule: {escape(', '.join(report['flagged']))}. That "
+                f"marks an unusual descriptor; honest clients get it too."
+            )
+        for note in self.source.notes:
+            out.print(f"[dim]Note: {escape(note)}[/]")
+
+    def evaluated(self, round: int, scores: Any) -> None: ...
+
+    def finished(self, result: Any) -> None: ...
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "n/a"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"
+
+
+def _gain(value: float) -> str:
+    if math.isnan(value):
+        return "n/a"
+    colour = "green" if value > 0 else "red" if value < 0 else "white"
+    return f"[{colour}]{'+' if value >= 0 else ''}{_number(value)}[/]"
+
+
+def _print_results(results: list[Any]) -> None:
+    """Per client and pooled, the method beside its references."""
+    from .evaluation import PER_CLIENT_LIMIT
+
+    results = [r for r in results if r.history.rounds]
+    if not results:
+        return
+    history = results[0].history
+    for metric, title in (("log_loss", "log-loss (lower is better)"), ("auc", "AUC (higher)")):
+        out.print()
+        out.print(_score_table(results, metric, f"Test {title}, round {history.rounds[-1]}"))
+    if len(history.names) > PER_CLIENT_LIMIT:
+        out.print(
+            f"(the first {PER_CLIENT_LIMIT} of {len(history.names)} clients; "
+            f"results.csv has them all)"
+        )
+    undefined = int(history.last("test", "auc").clients.isnan().sum())
+    if undefined:
+        out.print(
+            f"n/a: AUC of {undefined} client(s) whose test records have one class, or none; "
+            f"left out of means."
+        )
+
+
+def _score_table(results: list[Any], metric: str, title: str) -> Table:
+    from .evaluation import PER_CLIENT_LIMIT
+
+    main, *others = results
+    history = main.history
+    scores = [r.history.last("test", metric) for r in results]
+    sign = -1 if metric == "log_loss" else 1
+    table = Table(title=title, title_justify="left")
+    table.add_column("client")
+    table.add_column("n", justify="right")
+    for result in results:
+        table.add_column(result.algorithm.title, justify="right")
+    for result in others:
+        table.add_column(f"gain over {result.algorithm.title}", justify="right")
+
+    def cells(values: list[float]) -> list[str]:
+        gains = [_gain(sign * (values[0] - value)) for value in values[1:]]
+        return [*map(_number, values), *gains]
+
+    counts = history.n["test"].tolist()
+    shown = history.names[:PER_CLIENT_LIMIT]
+    for i, client in enumerate(shown):
+        values = cells([float(score.clients[i]) for score in scores])
+        table.add_row(escape(client), str(counts[i]), *values, end_section=client == shown[-1])
+    pooled = cells([score.pooled for score in scores])
+    honest = int((history.n["test"] * history.honest).sum())
+    table.add_row("pooled", str(honest), *pooled, style="bold")
+    return table
+
+
+def _print_sent(result: Any) -> None:
+    """Everything one client sent, counted from the messages."""
+    sent = result.communication
+    table = Table(title="What one client sent, counted from its messages", title_justify="left")
+    for column in ("when", "what", "floats", "integers"):
+        table.add_column(column, justify="right" if column in ("floats", "integers") else "left")
+    total_floats = total_integers = 0
+    stages = (
+        ("once, handshake", "handshake", 1),
+        ("once, introduction", "introduction", 1),
+        (f"in each of {result.rounds} rounds", "round", result.rounds),
+    )
+    for when, stage, times in stages:
+        floats, integers = getattr(sent, stage).get("up", (0, 0))
+        contents = sent.contents.get(f"{stage} up", {})
+        what = ", ".join(f"{k} {v}" for k, v in contents.items()) or "nothing"
+        table.add_row(when, what, f"{floats:,}", f"{integers:,}")
+        total_floats += times * floats
+        total_integers += times * integers
+    table.add_section()
+    table.add_row("in all", "", f"{total_floats:,}", f"{total_integers:,}")
+    out.print()
+    out.print(table)
+
+
+@app.command("list")
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(help="Show the options of this method, dataset or model.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show the methods, datasets and models there are, or the options of one."""
+    with _reported(debug):
+        from .registry import algorithms, datasets, models
+
+        kinds = {"algorithm": algorithms, "dataset": datasets, "model": models}
+        if name is None:
+            for kind, registry in kinds.items():
+                table = Table(title=f"{kind}s", title_justify="left")
+                for column in ("name", "what it is", "from"):
+                    table.add_column(column)
+                for each in registry:
+                    cls = registry[each]
+                    first = _plain_text(cls.__doc__).partition("\n")[0]
+                    table.add_row(each, escape(first), escape(cls.paper))
+                for each in registry.workspace():
+                    table.add_row(each, f"{registry.folder}/{each}.py", "your workspace")
+                out.print(table)
+            return
+        found = False
+        for kind, registry in kinds.items():
+            if name not in [*registry, *registry.workspace()]:
+                continue
+            found = True
+            cls = registry[name]
+            out.print(f"[bold]{escape(name)}[/] ({kind}): {escape(_plain_text(cls.__doc__))}")
+            if cls.paper:
+                out.print(f"[dim]{escape(cls.paper)}[/]")
+            table = Table(title="options, for --set NAME=VALUE", title_justify="left")
+            for column in ("name", "default", "meaning"):
+                table.add_column(column)
+            for row in cls.option_lines():
+                table.add_row(*map(escape, row))
+            out.print(table if cls.model_fields else "no options")
+        if not found:
+            everything = [each for registry in kinds.values() for each in registry]
+            raise OptionError(f"nothing is called '{name}'." + did_you_mean(name, everything))
+
+
+def _plain_text(docstring: str | None) -> str:
+    return inspect.cleandoc(docstring or "").replace("``", "")
+
+
+@app.callback()
+def _root() -> None:
+    """Quiet the libraries that talk to the terminal."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
