@@ -301,7 +301,7 @@ class _Partition:
         if "clusters" not in report:
             return
         out.print()
-        if report.get("choice"):
+        if report.get("chosen"):
             choice = report["choice"]
             tried = ", ".join(f"{m}: {value:.2f}" for m, value in choice["reproducibility"].items())
             out.print(f"Clusters chosen: {choice['reason']} (reproducibility by number {tried})")
@@ -321,7 +321,7 @@ class _Partition:
             if len(members) > len(shown):
                 table.add_row("", f"and {len(members) - len(shown)} more", end_section=True)
         out.print(table)
-        if "reproducibility" in report:
+        if report.get("reproducibility") is not None:
             out.print(
                 f"Reproducibility {report['reproducibility']:.2f}: agreement (ARI) of the "
                 f"partitions of six random halves of every client's records; 1 is certain, "

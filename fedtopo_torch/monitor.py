@@ -7,7 +7,6 @@ A round can take a fifth of a millisecond, so a callback does as little as it ca
 from __future__ import annotations
 
 import io
-import math
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -49,6 +48,8 @@ POOLED, CLUSTER, CLIENT = "all clients pooled", "cluster", "each client"
 SHOWN_CLIENTS = 1_000
 #: Records per client in the persistence diagrams, at most.
 DIAGRAM_SIZE = 80
+#: Events hold float32; of a diverging run larger values would be shown as infinite.
+FLOAT32_MAX = 3.4e38
 #: Entries of a list in a table, at most.
 LISTED = 60
 
@@ -148,10 +149,15 @@ class TensorBoard:
     - ``cluster test log-loss/cluster 0``: for methods with clusters, up to 50 of them;
     - ``each client test log-loss/Cleveland``: up to 50 clients.
 
-    An undefined value (the AUC of a client with one class) is left out. Text: ``run/settings``,
-    ``run/clients`` and ``run/method`` (what the method reports). A method that reports descriptors
-    gets them in the projector, with the matrix of their distances and the persistence diagrams of
-    the first clients as images. The HParams page compares runs by their settings.
+    A value that is undefined (the AUC of a client with one class) or beyond float32 is left out.
+
+    Text: ``run/settings``, ``run/clients`` and ``run/method`` (what the method reports). A method
+    that reports descriptors gets them in the projector, with the matrix of their distances and the
+    persistence diagrams of the first clients as images. The HParams page compares runs by their
+    settings.
+
+    A round costs about 5 microseconds per curve, TensorBoard's checksum in Python; evaluate less
+    often where that is too much.
 
     Args:
         folder: of this run alone; made if missing.
@@ -210,7 +216,7 @@ class TensorBoard:
             points += [
                 value(tag=tag, simple_value=values[i])
                 for i, tag in tags
-                if not math.isnan(values[i])
+                if -FLOAT32_MAX <= values[i] <= FLOAT32_MAX  # False for NaN
             ]
         self._add(Summary(value=points), round)
 

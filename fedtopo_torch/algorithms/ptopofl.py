@@ -3,7 +3,6 @@ Learning with Persistent-Homology Client Descriptors, 2026."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,8 +40,7 @@ class PTopoFL(ClusteredAlgorithm):
         2, description="M, or 'auto': the clearest reproducible number of clusters, else one"
     )
     weights: Literal["descriptor", "uniform"] = Field(
-        "descriptor",
-        description="within clusters: by closeness to the centroid and trust, or by records only",
+        "descriptor", description="by closeness to the centroid and trust, or by records only"
     )
     trust: Literal["robust", "mean_std", "off"] = Field(
         "robust", description="how far-off descriptors are down-weighted"
@@ -116,22 +114,15 @@ class PTopoFL(ClusteredAlgorithm):
     def report(
         self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
     ) -> dict[str, Any]:
-        report = super().report(server, facts, clouds)
         phi, labels = server["descriptor"].numpy(), server["labels"].numpy()
+        halves = server.get("halves")
+        if halves is None and len(phi) <= REPORT_LIMIT:
+            halves = self._halves(clouds, facts.names, facts)
         trust = dict(zip(facts.names, server["trust"].tolist(), strict=True))
-        report |= {
+        return super().report(server, facts, clouds) | {
             "descriptor": dict(zip(facts.names, phi.tolist(), strict=True)),
             "trust": trust,
             "flagged": [name for name, t in trust.items() if t < 1],
-            "stability_radius": topology.guaranteed_radius(phi, labels, self.linkage),
+            "chosen": self.n_clusters == "auto",
+            **topology.evidence(phi, labels, halves, self.linkage),
         }
-        if "halves" in server:
-            choice = topology.choose_n_clusters(phi, server["halves"].numpy(), self.linkage)
-            report["choice"] = dataclasses.asdict(choice)
-        m = len(report["clusters"])
-        if 1 < m < len(phi) and len(phi) <= REPORT_LIMIT:
-            halves = server.get("halves")
-            if halves is None:
-                halves = self._halves(clouds, facts.names, facts)
-            report["reproducibility"] = topology.reproducibility(halves, m, self.linkage)
-        return report

@@ -129,7 +129,7 @@ def _positive(value: int, name: str) -> int:
 
 def _persistence(clouds: list[np.ndarray]) -> list[Diagrams]:
     """``diagrams`` of several clouds in one call of gudhi, whose fixed cost a call is 0.4 ms."""
-    from gudhi.sklearn import RipsPersistence
+    from gudhi.sklearn.rips_persistence import RipsPersistence
 
     rips = RipsPersistence(homology_dimensions=[0, 1], homology_coeff_field=2, n_jobs=1)
     return [(_bars(h0), _bars(h1)) for h0, h1 in rips.fit_transform(clouds)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = [
     "LINKAGES",
     "Choice",
     "choose_n_clusters",
+    "evidence",
     "guaranteed_radius",
     "partition",
     "partition_from_distances",
@@ -298,6 +299,35 @@ def guaranteed_radius(phi: ArrayLike, labels: ArrayLike, linkage: str = "ward") 
         if not np.array_equal(average, _renumbered(labels)):
             return None
     return radius
+
+
+def evidence(
+    phi: ArrayLike, labels: ArrayLike, halves: ArrayLike | None, linkage: str = "ward"
+) -> dict[str, Any]:
+    """What speaks for a partition, as plain values.
+
+    Args:
+        phi: ``[K, q]`` descriptors, finite.
+        labels: ``[K]``, what ``partition(phi, M, linkage)`` returned.
+        halves: ``[K, S, 2, q]`` descriptors of halves, or None where nobody computed them.
+        linkage: as in ``partition``.
+
+    Returns:
+        ``stability_radius`` (``guaranteed_radius``); ``reproducibility`` of M clusters, None
+        without halves or where M is 1 or K; ``choice``, the fields of ``choose_n_clusters``'s
+        answer, None without halves.
+    """
+    found: dict[str, Any] = {
+        "stability_radius": guaranteed_radius(phi, labels, linkage),
+        "reproducibility": None,
+        "choice": None,
+    }
+    if halves is not None:
+        m = _count(np.asarray(labels))
+        if 1 < m < len(np.asarray(labels)):
+            found["reproducibility"] = reproducibility(halves, m, linkage)
+        found["choice"] = asdict(choose_n_clusters(phi, halves, linkage))
+    return found
 
 
 def _finite_matrix(values: ArrayLike, name: str) -> np.ndarray:

@@ -250,16 +250,16 @@ def test_fault_19_constant_columns_add_nothing():
 
 
 def test_fault_20_large_client_is_subsampled_by_seed(monkeypatch):
-    import gudhi.sklearn
+    import gudhi.sklearn.rips_persistence as rips
 
     sizes = []
 
-    class Recorded(gudhi.sklearn.RipsPersistence):
+    class Recorded(rips.RipsPersistence):
         def fit_transform(self, X, y=None):
             sizes.extend(len(points) for points in X)
             return super().fit_transform(X, y)
 
-    monkeypatch.setattr(gudhi.sklearn, "RipsPersistence", Recorded)
+    monkeypatch.setattr(rips, "RipsPersistence", Recorded)
     points = cloud(0, 2_000)
     first, again, other = (
         topology.descriptor(points, 80, 5, generator(seed, "descriptor", 0, "a"))
