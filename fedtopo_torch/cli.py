@@ -169,9 +169,9 @@ def train(
         shares = _shares(given, parts)
         method = parts["algo"](**shares["algo"])
         source = parts["dataset"](**shares["dataset"])
-        folder = RunFolder(
-            runs_dir, name or f"{method.name}-{source.name}-seed{seed}", overwrite=overwrite
-        )
+        if name is None:
+            name = f"{method.name}-{source.name}-seed{seed}"
+        folder = RunFolder(runs_dir, name, overwrite=overwrite)
         federation = source.load(seed)
         if model == "auto":
             parts["model"] = models["logistic" if federation.task == "binary" else "softmax"]

@@ -305,7 +305,7 @@ def _checked(
         return np.empty((0, *shape)), np.empty(0, dtype=np.int64)
     try:
         # A copy: what the caller does with the array later must not reach a run.
-        x = np.array(part[0], dtype=np.float64)
+        x = np.asarray(part[0], dtype=np.float64).copy()
         y = np.asarray(part[1])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: features must be numbers ({error}).") from None

@@ -111,7 +111,7 @@ class Registry(Generic[C]):
                 (
                     f", line {frame.lineno}"
                     for frame in reversed(traceback.extract_tb(error.__traceback__))
-                    if frame.filename == str(path)
+                    if Path(frame.filename).resolve() == path.resolve()
                 ),
                 f", line {error.lineno}" if isinstance(error, SyntaxError) else "",
             )

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from .evaluation import POOLED, Row, client_mean
+from .options import OptionError
 from .trainer import Result
 
 __all__ = ["RunFolder", "RunFolderError", "summary", "write_atomically"]
 
 
 class RunFolderError(OSError):
-    """The run folder exists already, holds something else, or can't be written."""
+    """The run folder can't be made or written."""
 
 
 class RunFolder:
@@ -37,13 +38,13 @@ class RunFolder:
         overwrite: replace a run of the same name.
 
     Raises:
-        RunFolderError: the name can't be a folder's, or the folder exists.
+        OptionError: the name can't be a folder's, or the folder exists or holds something else.
     """
 
     def __init__(self, parent: Path, name: str, *, overwrite: bool = False) -> None:
         allowed = name.replace(".", "").replace("_", "").replace("-", "")
         if not allowed.isalnum() or name.startswith("."):
-            raise RunFolderError(
+            raise OptionError(
                 f"'{name}' can't name a run: use letters, digits, '.', '_' and '-', "
                 f"not starting with a dot."
             )
@@ -53,14 +54,14 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise RunFolderError(f"{self.path} is a file; choose another --name.")
+            raise OptionError(f"{self.path} is a file; choose another --name.")
         if any(self.path.iterdir()) and not (self.path / "config.json").is_file():
-            raise RunFolderError(
+            raise OptionError(
                 f"{self.path} holds something that is not a run (no config.json); "
                 f"choose another --name."
             )
         if not overwrite:
-            raise RunFolderError(
+            raise OptionError(
                 f"{self.path} exists: give --overwrite to replace that run, or another --name."
             )
 

@@ -249,37 +249,48 @@ class Trainer:
             server,
             communication,
         )
-        for callback in self.callbacks:
-            callback.started(self, result)
-        try:
-            # The broadcast that models are scored with is the one the next round starts from.
-            message = algorithm.broadcast(server, everyone)
-            for round in range(1, self.rounds + 1):
-                uplink = engine.update(message, round)
-                communication.record("round", "down", message)
-                communication.record("round", "up", uplink)
-                self._check(round, result, uplink, engine.client)
-                server = algorithm.aggregate(server, uplink, everyone)
-                message = algorithm.broadcast(server, everyone)
-                if round % self.eval_every == 0 or round == self.rounds:
-                    theta = engine.personal(message, round)
-                    scores = self.evaluator(theta, clusters)
-                    self._check_scores(round, result, scores)
-                    history.add(round, scores)
-                    # A copy: rows of the clients' state are written again next round.
-                    result.theta = theta.clone()
-                    for callback in self.callbacks:
-                        callback.evaluated(round, scores)
-                result.server, result.rounds = server, round
-        except KeyboardInterrupt:
-            result.interrupted = True
-        finally:
-            shared = algorithm.shared(result.server)
-            if shared is not None and history.rounds:
-                history.shared = self.evaluator(shared.expand(len(federation), -1), clusters)
+        with contextlib.ExitStack() as watched:
+            # The last to start is the first to finish, and each does, whatever the others raise.
             for callback in self.callbacks:
-                callback.finished(result)
+                callback.started(self, result)
+                watched.callback(callback.finished, result)
+            try:
+                self._rounds(engine, everyone, result)
+            except KeyboardInterrupt:
+                result.interrupted = True
+            finally:
+                # What a method tells may have changed since it was asked before round 1.
+                result.__dict__.pop("report", None)
+                shared = algorithm.shared(result.server)
+                if shared is not None and history.rounds:
+                    rows = shared.expand(len(federation), -1)
+                    history.shared = self.evaluator(rows, clusters)
         return result
+
+    def _rounds(self, engine: InProcess, everyone: Cohort, result: Result) -> None:
+        """The loop; ``result`` always holds all that is finished."""
+        algorithm, server, history = self.algorithm, result.server, result.history
+        # The broadcast that models are scored with is the one the next round starts from.
+        message = algorithm.broadcast(server, everyone)
+        for round in range(1, self.rounds + 1):
+            uplink = engine.update(message, round)
+            result.communication.record("round", "down", message)
+            result.communication.record("round", "up", uplink)
+            self._check(round, result, uplink, engine.client)
+            server = algorithm.aggregate(server, uplink, everyone)
+            message = algorithm.broadcast(server, everyone)
+            scored = round % self.eval_every == 0 or round == self.rounds
+            if scored:
+                theta = engine.personal(message, round)
+                scores = self.evaluator(theta, history.clusters)
+                self._check_scores(round, result, scores)
+                history.add(round, scores)
+                # A copy: rows of the clients' state are written again next round.
+                result.theta = theta.clone()
+            result.server, result.rounds = server, round
+            if scored:
+                for callback in self.callbacks:
+                    callback.evaluated(round, scores)
 
     def _handshake(self, engine: InProcess, communication: Communication) -> Facts:
         hello = engine.handshake()

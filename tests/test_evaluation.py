@@ -60,7 +60,9 @@ def multiclass_reference(outputs, labels):
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.booleans()), min_size=7, max_size=7),
+        st.lists(
+            st.tuples(st.integers(-3, 3), st.booleans(), st.booleans()), min_size=7, max_size=7
+        ),
         min_size=1,
         max_size=4,
     )
@@ -104,7 +106,11 @@ def test_auc_of_extreme_logits():
 
 
 def test_what_is_padded_never_counts():
-    scores, labels, mask = tensor([[1.0, 2.0, 9.0, -9.0]]), tensor([[0, 1, 0, 1]]), tensor([[1, 1, 0, 0]])
+    scores, labels, mask = (
+        tensor([[1.0, 2.0, 9.0, -9.0]]),
+        tensor([[0, 1, 0, 1]]),
+        tensor([[1, 1, 0, 0]]),
+    )
     assert auc(scores, labels, mask).tolist() == [1.0]
 
 
@@ -263,8 +269,9 @@ def test_multiclass_scores_equal_scikit_learn():
     labels = [c.test[1] for c in clients]
 
     def check(members, value):
-        z, y = np.concatenate([logits[k] for k in members]), np.concatenate(
-            [labels[k] for k in members]
+        z, y = (
+            np.concatenate([logits[k] for k in members]),
+            np.concatenate([labels[k] for k in members]),
         )
         p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
         assert value("log_loss") == pytest.approx(log_loss(y, p, labels=range(4)), abs=1e-12)

@@ -153,7 +153,13 @@ def test_feature_names_must_match_the_columns():
 
 
 def test_whole_numbers_of_any_type_are_labels():
-    for y in ([0, 1], [0.0, 1.0], [False, True], np.array([0, 1], dtype=np.uint8), np.array([0, 1], object)):
+    for y in (
+        [0, 1],
+        [0.0, 1.0],
+        [False, True],
+        np.array([0, 1], dtype=np.uint8),
+        np.array([0, 1], object),
+    ):
         assert Federation([client(y=y)]).train.client(0)[1].tolist() == [0.0, 1.0]
 
 

@@ -22,7 +22,7 @@ from .clustered import ClusteredAlgorithm
 __all__ = ["PTopoFL"]
 
 # Reproducibility costs twelve descriptors per client; a report leaves it out above this many.
-REPORT_LIMIT = 50
+REPORT_LIMIT = 20
 
 
 @register("ptopofl")

@@ -1,0 +1,296 @@
+"""The command line as a user meets it: exit codes, messages, files."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fedtopo_torch import monitor, train
+from fedtopo_torch.cli import app
+from fedtopo_torch.registry import algorithms
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = ["train", "--rounds", "3", "--no-tensorboard"]
+FOLDER = Path("runs/ptopofl-fed_heart_disease-seed0")
+
+
+@pytest.fixture
+def fedtopo(tmp_path, monkeypatch):
+    """Run the command line in an empty workspace; returns click's result."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(app, [*args], catch_exceptions=False)
+
+
+def said(result) -> str:
+    """All that was printed, without the line breaks of a narrow terminal."""
+    return " ".join((result.stdout + result.stderr).split())
+
+
+def test_train_writes_everything_and_shows_it(fedtopo):
+    result = fedtopo("train", "--rounds", "3")
+    assert result.exit_code == 0, said(result)
+    text = said(result)
+    for piece in (
+        "Cleveland",
+        "Switzerland",
+        "gain over FedAvg",
+        "gain over Local",
+        "descriptor 46",
+    ):
+        assert piece in text
+    assert "Reproducibility" in text and "Stability radius" in text and "chol is 0" in text
+    assert {p.name for p in FOLDER.iterdir()} == {
+        *("results.csv", "results.json", "config.json", "models.pt"),
+        *("ptopofl", "fedavg", "local"),
+    }
+    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    assert list(rows[0]) == [
+        *("algorithm", "seed", "round", "client", "split", "model", "metric", "value", "n")
+    ]
+    content = json.loads((FOLDER / "results.json").read_text())
+    assert content["sent_per_client"]["introduction"]["up"] == [46, 0]
+    assert [r["algorithm"] for r in content["references"]] == ["fedavg", "local"]
+    last = [r for r in rows if r["algorithm"] == "ptopofl" and r["round"] == "3"]
+    pooled = [
+        r
+        for r in last
+        if (r["client"], r["split"], r["metric"]) == ("(pooled)", "test", "log_loss")
+    ]
+    assert [float(r["value"]) for r in pooled] == [content["scores"]["test"]["log_loss"]["pooled"]]
+    assert [r["n"] for r in pooled] == ["277"]
+
+
+def test_models_load_into_the_plain_module_and_score_as_the_table_says(fedtopo):
+    assert fedtopo(*SHORT).exit_code == 0
+    models = torch.load(FOLDER / "models.pt", weights_only=True)
+    config = json.loads((FOLDER / "config.json").read_text())
+    content = json.loads((FOLDER / "results.json").read_text())
+    assert list(models) == config["clients"]
+    federation = train("local", rounds=1).federation
+    for i, (client, state) in enumerate(models.items()):
+        module = nn.Linear(10, 1, dtype=torch.float64)
+        module.load_state_dict(state)
+        x, y = federation.test.client(i)
+        with torch.no_grad():
+            loss = nn.functional.binary_cross_entropy_with_logits(module(x)[:, 0], y)
+        reported = content["scores"]["test"]["log_loss"]["clients"][client]
+        assert float(loss) == pytest.approx(reported, abs=1e-12)
+
+
+def test_a_rerun_gives_the_same_bytes(fedtopo):
+    assert fedtopo(*SHORT).exit_code == 0
+    assert fedtopo(*SHORT, "--name", "again").exit_code == 0
+    for name in ("results.csv", "results.json", "config.json"):
+        assert (FOLDER / name).read_bytes() == Path("runs/again", name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algo", "ptopofi"], "Did you mean 'ptopofl'?"),
+        (["--dataset", "heart"], "no dataset called 'heart'"),
+        (["--model", "logisitc"], "Did you mean 'logistic'?"),
+        (["--set", "abr=0.3"], "Did you mean 'abar'?"),
+        (["--set", "abar"], "NAME=VALUE"),
+        (["--set", "abar=0.3", "--set", "abar=0.4"], "given twice"),
+        (["--set", "abar=nan"], "abar"),
+        (["--set", "abar=inf"], "abar"),
+        (["--set", "abar=1.5"], "less than or equal to 1"),
+        (["--set", "n_clusters=0"], "n_clusters"),
+        (["--set", "n_clusters=9"], "n_clusters = 9, but there are only 4 clients"),
+        (["--set", "trust=some"], "trust"),
+        (["--eta", "nan"], "neither 'auto' nor a finite number above 0"),
+        (["--eta", "-1"], "neither 'auto' nor a finite number above 0"),
+        (["--l2", "inf"], "not a finite number"),
+        (["--l2", "nan"], "not a finite number"),
+        (["--l2", "-1"], "x>=0"),
+        (["--rounds", "0"], "x>=1"),
+        (["--rounds", "1.5"], "not a valid integer"),
+        (["--local-steps", "0"], "x>=1"),
+        (["--seed", "-1"], "-1"),
+        (["--name", "../elsewhere"], "can't name a run"),
+        (["--name", ""], "can't name a run"),
+        (["--model", "softmax"], "use model logistic"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_fault_31_bad_usage_exits_2_and_leaves_nothing(fedtopo, arguments, message):
+    result = fedtopo(*SHORT, *arguments)
+    assert result.exit_code == 2, said(result)
+    assert message in said(result)
+    assert "Traceback" not in said(result)
+    assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_an_existing_run_is_refused_and_kept(fedtopo):
+    assert fedtopo(*SHORT).exit_code == 0
+    before = (FOLDER / "results.csv").read_bytes()
+    result = fedtopo(*SHORT, "--set", "abar=0.9")
+    assert result.exit_code == 2
+    assert "--overwrite" in said(result)
+    assert (FOLDER / "results.csv").read_bytes() == before
+    assert fedtopo(*SHORT, "--set", "abar=0.9", "--overwrite").exit_code == 0
+    assert (FOLDER / "results.csv").read_bytes() != before
+    assert [p.name for p in Path("runs").iterdir()] == [FOLDER.name]
+
+
+def test_overwriting_with_what_can_not_run_keeps_the_old_run(fedtopo):
+    assert fedtopo(*SHORT).exit_code == 0
+    before = (FOLDER / "results.csv").read_bytes()
+    for bad in (["--eta", "1e300"], ["--set", "n_clusters=9"], ["--set", "abar=7"]):
+        assert fedtopo(*SHORT, "--overwrite", *bad).exit_code in (1, 2)
+        assert (FOLDER / "results.csv").read_bytes() == before
+        assert [p.name for p in Path("runs").iterdir()] == [FOLDER.name]
+
+
+def test_a_folder_that_is_no_run_is_never_overwritten(fedtopo):
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "thesis.txt").write_text("years of work")
+    result = fedtopo(*SHORT, "--overwrite")
+    assert result.exit_code == 2
+    assert "not a run" in said(result)
+    assert (FOLDER / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_unwritable_place_exits_1(fedtopo):
+    Path("file").write_text("")
+    result = fedtopo(*SHORT, "--runs-dir", "file/runs")
+    assert result.exit_code == 1
+    assert "can't write" in said(result) and "--runs-dir" in said(result)
+
+
+def test_fault_28_divergence_exits_1_and_keeps_the_rounds_before(fedtopo):
+    result = fedtopo("train", "--rounds", "30", "--eta", "1e6", "--no-tensorboard")
+    assert result.exit_code == 1
+    assert "pTopoFL diverged in round" in said(result) and "client 'Cleveland'" in said(result)
+    assert str(FOLDER) in said(result)
+    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    assert max(int(r["round"]) for r in rows) > 1
+    assert not any(r["value"] in ("nan", "inf") for r in rows if r["metric"] == "log_loss")
+
+
+def test_debug_shows_the_traceback(fedtopo):
+    with pytest.raises(ValueError, match="no option"):
+        fedtopo(*SHORT, "--set", "abr=1", "--debug")
+
+
+def interrupt_at(monkeypatch, method, stop):
+    original = monitor.Progress.evaluated
+
+    def evaluated(self, round, scores):
+        original(self, round, scores)
+        if self._name == method and round == stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(monitor.Progress, "evaluated", evaluated)
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"), [("pTopoFL", {"ptopofl"}), ("FedAvg", {"ptopofl", "fedavg"})]
+)
+def test_ctrl_c_keeps_what_is_done(fedtopo, monkeypatch, method, kept):
+    interrupt_at(monkeypatch, method, 2)
+    result = fedtopo("train", "--rounds", "9", "--no-tensorboard")
+    assert result.exit_code == 130
+    assert f"Stopped {method} after round" in said(result) and str(FOLDER) in said(result)
+    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    assert {r["algorithm"] for r in rows} == kept
+    assert (FOLDER / "models.pt").is_file()
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_real_process(tmp_path):
+    command = [sys.executable, "-m", "fedtopo_torch", "train", "--rounds", "1000000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*command, "--no-tensorboard"],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    while not (tmp_path / FOLDER / "config.json").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    time.sleep(2)  # some rounds, however slow the machine: each takes under a millisecond
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, text
+    assert "Traceback" not in text
+    assert (tmp_path / FOLDER / "results.csv").stat().st_size > 100
+
+
+def test_list_shows_everything_and_the_options_of_one(fedtopo):
+    result = fedtopo("list")
+    assert result.exit_code == 0
+    for name in ("ptopofl", "fedavg", "local", "clustered", "fed_heart_disease", "synthetic"):
+        assert name in result.stdout
+    one = said(fedtopo("list", "ptopofl"))
+    assert "abar" in one and "0.3" in one and "n_clusters" in one
+    missing = fedtopo("list", "ptopof")
+    assert missing.exit_code == 2 and "Did you mean 'ptopofl'?" in said(missing)
+
+
+def test_options_reach_method_dataset_and_model(fedtopo):
+    result = fedtopo(
+        *SHORT,
+        "--dataset",
+        "synthetic",
+        "--set",
+        "n_clients=5",
+        "--set",
+        "algo.abar=0",
+        "--set",
+        "regime=tails",
+        "--no-references",
+    )
+    assert result.exit_code == 0, said(result)
+    config = json.loads(Path("runs/ptopofl-synthetic-seed0/config.json").read_text())
+    assert config["algorithm"]["abar"] == 0 and config["dataset"]["regime"] == "tails"
+    assert len(config["clients"]) == 5
+
+
+def test_the_worked_example_runs_and_momentum_0_is_fedavg(fedtopo):
+    shutil.copytree(ROOT / "algorithms", "algorithms")
+    assert fedtopo(*SHORT, "--algo", "fedavgm", "--set", "beta=0").exit_code == 0
+    rows = list(csv.DictReader(Path("runs/fedavgm-fed_heart_disease-seed0/results.csv").open()))
+
+    def values(name):
+        return [float(r["value"]) for r in rows if r["algorithm"] == name]
+
+    assert values("fedavgm") == pytest.approx(values("fedavg"), abs=1e-12)
+    plain = algorithms["fedavgm"](beta=0.5)
+    moved = train(plain, rounds=40).history.pooled()
+    assert moved[1] != pytest.approx(train("fedavg", rounds=2).history.pooled()[1], abs=1e-6)
+    assert moved[-1] == pytest.approx(train("fedavg", rounds=150).history.pooled()[-1], abs=1e-6)
+
+
+def test_a_method_file_that_fails_says_why(fedtopo):
+    Path("algorithms").mkdir()
+    Path("algorithms/broken.py").write_text("import torch\n\nx = 1 / 0\n")
+    result = fedtopo(*SHORT, "--algo", "broken")
+    assert result.exit_code == 2
+    assert "algorithms/broken.py, line 3" in said(result) and "ZeroDivisionError" in said(result)
+
+
+def test_both_ways_to_start_it(tmp_path):
+    for command in (["-m", "fedtopo_torch"], [str(ROOT / "cli.py")]):
+        done = subprocess.run(
+            [sys.executable, *command, "--help"],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0 and "train" in done.stdout
