@@ -133,7 +133,7 @@ class Evaluator:
         self.n: dict[str, Tensor] = {}
         self._data: dict[str, list[Data]] = {}
         self._share: dict[str, Tensor] = {}
-        self._empty: dict[str, Tensor | None] = {}
+        self._left_out: dict[str, Tensor | None] = {}
         for name in splits:
             if name not in ("train", "test", "validation"):
                 raise OptionError(f"there is no split '{name}': train, test or validation.")
@@ -142,7 +142,7 @@ class Evaluator:
             if int(counted.sum()) == 0:
                 raise OptionError(f"no honest client has a {name} record: nothing to score on.")
             self.n[name] = split.n
-            self._empty[name] = split.n == 0 if bool((split.n == 0).any()) else None
+            self._left_out[name] = counted == 0 if bool((counted == 0).any()) else None
             self._data[name] = objective.data(split)
             self._share[name] = counted.to(federation.dtype) / int(counted.sum())
         self.size = len(federation)
@@ -188,9 +188,9 @@ class Evaluator:
         ]
         per_client = self._gather(parts, values)
         share = self._share[split]
-        # A client without records has a share of 0, and a NaN value that must not spread.
-        empty = self._empty[split]
-        defined = per_client if empty is None else per_client.masked_fill(empty, 0.0)
+        # What has a share of 0 may be NaN, and must not spread.
+        left_out = self._left_out[split]
+        defined = per_client if left_out is None else per_client.masked_fill(left_out, 0.0)
         pooled = float(torch.dot(defined.to(share.dtype), share))
         by_cluster = None
         if clusters is not None:
@@ -231,6 +231,8 @@ def _auc_of(outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
     """AUC per row; for ``[k, n, C]`` the mean over classes present of one against the rest."""
     if outputs.ndim == labels.ndim:
         return auc(outputs, labels, mask)
+    # Probabilities rank records across each other; raw logits carry a constant of their own.
+    outputs = outputs.log_softmax(-1)
     per_class = torch.stack(
         [auc(outputs[..., c], (labels == c).long(), mask) for c in range(outputs.shape[-1])]
     )

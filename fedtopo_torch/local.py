@@ -30,7 +30,8 @@ Correction = Callable[[Tensor], "Tensor | None"]
 
 def binary_log_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """-log-likelihood in nats of labels 0/1 ``[...]`` under logits of the same shape."""
-    return F.softplus(outputs).sub_(labels * outputs)
+    # Above the default threshold of 20 softplus is the identity, off by 2e-9.
+    return F.softplus(outputs, threshold=40).sub_(labels * outputs)
 
 
 def multiclass_log_loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ class Objective:
             if type(layer) is nn.Linear and layer.out_features <= NARROW:
                 layer.__class__ = _NarrowLinear
         self._eval = copy.deepcopy(self._train).eval()
-        self._prepared: dict[int, Data] = {}
+        self._prepared: dict[int, tuple[Bucket, Data]] = {}
         trainable = [(n, p) for n, p in self._train.named_parameters() if p.requires_grad]
         if not trainable:
             raise ValueError(f"{type(module).__name__} has no trainable parameter.")
@@ -193,8 +194,30 @@ class Objective:
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
         """The module's full state_dict with theta ``[p]`` in it (copies)."""
         state = {name: value.detach().clone() for name, value in self._eval.state_dict().items()}
-        state.update({n: v.detach().clone() for n, v in self.parameters(theta).items()})
+        parameters = self.parameters(theta)
+        # A tied parameter has several names in a state_dict, and one in theta.
+        first = {id(p): name for name, p in self._eval.named_parameters()}
+        for name, parameter in self._eval.named_parameters(remove_duplicate=False):
+            if first[id(parameter)] in parameters:
+                state[name] = parameters[first[id(parameter)]].detach().clone()
         return state
+
+    def check(self, features: Tensor) -> None:
+        """Try the module on a client's records ``[n, ...]``.
+
+        Raises:
+            ValueError: it fails, or puts out something else than the task needs.
+        """
+        name = type(self._eval).__name__
+        parameters = self.parameters(self.initial())
+        try:
+            result = _forward(self._eval, parameters, features[:2])
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"{name} fails on this federation's records of shape "
+                f"{list(features.shape[1:])}: {error}"
+            ) from error
+        self._shaped(result[None], len(features[:2]))
 
     # ---- data -------------------------------------------------------------------------------
 
@@ -202,23 +225,28 @@ class Objective:
         """A split laid out for this objective, once however often it is asked for."""
         found = []
         for bucket in split.buckets(self.bucket_size):
-            # The split keeps its buckets alive, so their ids stay theirs.
+            # Keeping the bucket keeps its id from being given to another one.
             if id(bucket) not in self._prepared:
-                self._prepared[id(bucket)] = self.prepare(bucket)
-            found.append(self._prepared[id(bucket)])
+                self._prepared[id(bucket)] = bucket, self.prepare(bucket)
+            found.append(self._prepared[id(bucket)][1])
         return found
 
     def prepare(self, bucket: Bucket) -> Data:
-        """Lay one bucket out for this objective."""
-        inverse = bucket.n.to(self.dtype).reciprocal()
+        """Lay one bucket out for this objective.
+
+        Padding is filled with the client's own first record: a module may have no finite value
+        or gradient at an all-zero record, and 0 times NaN is NaN.
+        """
+        features = bucket.features
+        if bucket.mask is not None:
+            padding = (bucket.mask == 0).reshape(*bucket.mask.shape, *[1] * (features.ndim - 2))
+            features = torch.where(padding, features[:, :1], features)
+        return self._data(bucket, features)
+
+    def _data(self, bucket: Bucket, features: Tensor) -> Data:
+        inverse_n = bucket.n.to(self.dtype).reciprocal()
         return Data(
-            bucket.rows,
-            bucket.names,
-            bucket.features,
-            bucket.labels,
-            bucket.mask,
-            bucket.n,
-            inverse,
+            bucket.rows, bucket.names, features, bucket.labels, bucket.mask, bucket.n, inverse_n
         )
 
     # ---- values -----------------------------------------------------------------------------
@@ -236,41 +264,31 @@ class Objective:
         """
         module = self._train if training else self._eval
         parameters = self.parameters(theta)
-        if training and self.draws:
-            rows = []
-            for i, seed in enumerate(seeds):
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
-                    one = {name: value[i] for name, value in parameters.items()}
-                    # Own records only: the draws must not depend on padding.
-                    x = data.features[i, : int(data.n[i])]
-                    out = functional_call(module, one, (x,))
-                rows.append(
-                    F.pad(out, (0, 0) * (out.ndim - 1) + (0, data.features.shape[1] - len(x)))
-                )
-            result = torch.stack(rows)
-        else:
-            result = vmap(lambda one, x: functional_call(module, one, (x,)))(
-                parameters, data.features
-            )
-        if not isinstance(result, Tensor):
-            raise ValueError(
-                f"{type(module).__name__} returns {type(result).__name__}: a tensor is needed."
-            )
-        return self._shaped(result, data)
+        if not (training and self.draws):
+            batched = vmap(lambda one, x: _forward(module, one, x))
+            return self._shaped(batched(parameters, data.features), data.labels.shape[1])
+        rows = []
+        for i, seed in enumerate(seeds):
+            # Own records only: the draws must not depend on padding.
+            x = data.features[i : i + 1, : int(data.n[i])]
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                one = {name: value[i] for name, value in parameters.items()}
+                out = self._shaped(_forward(module, one, x[0])[None], x.shape[1])[0]
+            padding = data.labels.shape[1] - len(out)
+            rows.append(F.pad(out, (0, 0) * (out.ndim - 1) + (0, padding)))
+        return torch.stack(rows)
 
-    def _shaped(self, result: Tensor, data: Data) -> Tensor:
-        expected = data.labels.shape
-        if self.n_outputs == 1:
-            if result.shape == (*expected, 1):
-                return result.squeeze(-1)
-            if result.shape == expected:
-                return result
-        elif result.shape == (*expected, self.n_outputs):
+    def _shaped(self, result: Tensor, n: int) -> Tensor:
+        """Outputs ``[k, n]`` or ``[k, n, C]`` of n records, whichever the task needs."""
+        shape = tuple(result.shape[1:])
+        if self.n_outputs == 1 and shape == (n, 1):
+            return result.squeeze(-1)
+        if shape == ((n,) if self.n_outputs == 1 else (n, self.n_outputs)):
             return result
         raise ValueError(
-            f"the module's outputs have shape {list(result.shape[1:])} for {expected[1]} records; "
-            f"expected [n{f', {self.n_outputs}' if self.n_outputs > 1 else ''}]."
+            f"the module's outputs have shape {list(shape)} for {n} records; expected "
+            f"[n{f', {self.n_outputs}' if self.n_outputs > 1 else ''}]."
         )
 
     def loss(self, theta: Tensor, data: Data) -> Tensor:
@@ -293,6 +311,15 @@ class Objective:
         return None
 
 
+def _forward(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    result = functional_call(module, parameters, (x,))
+    if not isinstance(result, Tensor):
+        raise ValueError(
+            f"{type(module).__name__} returns {type(result).__name__}: a tensor is needed."
+        )
+    return result
+
+
 # Modules that draw random numbers in their forward pass while training.
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -310,15 +337,8 @@ class _NarrowLinear(nn.Linear):
         return result if self.bias is None else result + self.bias
 
 
-class LinearObjective(Objective):
-    """The same objective in closed form for ``nn.Linear``: logistic and softmax regression.
-
-    With a column of ones in X and residuals r = sigmoid(X w) - y (softmax(X W') - onehot(y)),
-    grad F = X' r / n + l2 w. Gradients agree with autograd to 1e-12.
-    """
-
-    #: Small enough that the features stay in the processor's cache over a round's local steps.
-    bucket_size: ClassVar[int] = 200_000
+class LinearModule(Objective):
+    """``nn.Linear`` by autograd: logistic and softmax regression from theta = 0, with known L_k."""
 
     def __init__(
         self, module: nn.Linear, record_loss: Task = "binary", l2: float = 0.01, **kwargs: Any
@@ -330,32 +350,48 @@ class LinearObjective(Objective):
         """theta_0 = 0: the problem is convex, so nothing is gained by drawing a start."""
         return torch.zeros(self.p, dtype=self.dtype)
 
-    def prepare(self, bucket: Bucket) -> Data:
-        data = super().prepare(bucket)
-        features = data.features
+    def design(self, data: Data) -> Tensor:
+        """X ``[k, n_max, d + 1]``: a column of ones where the model has a bias, 0 if padded."""
+        features, mask = data.features, data.mask
         if self.has_bias:
-            # A padded record is all zeros, its one included, so that it adds nothing to X' r.
-            ones = (
-                features.new_ones(features.shape[:2]) if data.mask is None else data.mask
-            ).unsqueeze(-1)
-            features = torch.cat([features, ones], dim=-1)
+            features = torch.cat([features, features.new_ones((*features.shape[:2], 1))], dim=-1)
+        # A padded record is all zeros, its one included, so that it adds nothing to X' r.
+        return features if mask is None else features * mask.unsqueeze(-1)
+
+    def smoothness(self, data: Data) -> Tensor:
+        """L_k = lambda_max(X'X/n)/4 + l2 (binary), lambda_max/2 + l2 (softmax)."""
+        x = self.design(data)
+        gram = torch.bmm(x.mT, x) * data.inverse_n[:, None, None]
+        largest = torch.linalg.eigvalsh(gram)[:, -1]
+        return largest / (4 if self.n_outputs == 1 else 2) + self.l2
+
+
+class LinearObjective(LinearModule):
+    """The same objective in closed form.
+
+    With a column of ones in X and residuals r = sigmoid(X w) - y (softmax(X W') - onehot(y)),
+    grad F = X' r / n + l2 w. Gradients agree with autograd to 1e-12.
+    """
+
+    #: Small enough that the features stay in the processor's cache over a round's local steps.
+    bucket_size: ClassVar[int] = 200_000
+
+    def prepare(self, bucket: Bucket) -> Data:
+        data = self._data(bucket, super().design(self._data(bucket, bucket.features)))
         if self.n_outputs == 1:
             targets = data.labels.unsqueeze(1)
         else:
             targets = F.one_hot(data.labels, self.n_outputs).to(self.dtype).mT.contiguous()
         scale = data.inverse_n[:, None, None]
         return LinearData(
-            data.rows,
-            data.names,
-            features,
-            data.labels,
-            data.mask,
-            data.n,
-            data.inverse_n,
-            transposed=features.mT,
+            **vars(data),
+            transposed=data.features.mT,
             scale=scale,
-            label_pull=torch.bmm(targets, features).mul_(-scale),
+            label_pull=torch.bmm(targets, data.features).mul_(-scale),
         )
+
+    def design(self, data: Data) -> Tensor:
+        return data.features
 
     def _weights(self, theta: Tensor) -> Tensor:
         """``[k, C, d + 1]``, the bias as last column. theta holds all weights, then all biases."""
@@ -389,12 +425,6 @@ class LinearObjective(Objective):
             return gradient.flatten(1)
         return torch.cat([gradient[..., :-1].flatten(1), gradient[..., -1]], dim=1)
 
-    def smoothness(self, data: Data) -> Tensor:
-        """L_k = lambda_max(X'X/n)/4 + l2 (binary), lambda_max/2 + l2 (softmax)."""
-        gram = torch.bmm(data.features.mT, data.features) * data.inverse_n[:, None, None]
-        largest = torch.linalg.eigvalsh(gram)[:, -1]
-        return largest / (4 if self.n_outputs == 1 else 2) + self.l2
-
 
 def objective_for(
     module: nn.Module,
@@ -406,13 +436,14 @@ def objective_for(
     closed_form: bool = True,
 ) -> Objective:
     """The fastest exact objective for a module: closed form for a plain ``nn.Linear``."""
-    if closed_form and type(module) is nn.Linear and not _customised(module):
+    if type(module) is nn.Linear and not _customised(module):
         if module.out_features != outputs:
             raise ValueError(
                 f"the model puts out {module.out_features} numbers per record; "
                 f"a {task} task here needs {outputs}."
             )
-        return LinearObjective(module, task, l2, outputs=outputs, dtype=dtype)
+        linear = LinearObjective if closed_form else LinearModule
+        return linear(module, task, l2, outputs=outputs, dtype=dtype)
     return Objective(module, task, l2, outputs=outputs, dtype=dtype)
 
 

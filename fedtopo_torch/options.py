@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -51,6 +51,12 @@ class Options(BaseModel):
                 raise OptionError(
                     f"{owner} has no option '{name}'." + did_you_mean(name, type(self).model_fields)
                 )
+            # pydantic would take True for 1.
+            wanted = type(self).model_fields[name].annotation
+            if isinstance(values[name], bool) and not _takes_bool(wanted):
+                raise OptionError(
+                    f"{owner}: option {name} = {values[name]} is not valid: must not be a bool."
+                )
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -63,6 +69,10 @@ class Options(BaseModel):
             (name, _show(field.get_default(call_default_factory=True)), field.description or "")
             for name, field in cls.model_fields.items()
         ]
+
+
+def _takes_bool(annotation: Any) -> bool:
+    return annotation is bool or any(_takes_bool(a) for a in get_args(annotation))
 
 
 def _explain(owner: str, error: ValidationError) -> str:

@@ -40,6 +40,7 @@ class Registry(Generic[C]):
         self.package = package
         self.folder = folder
         self._classes: dict[str, C] = {}
+        self._files: dict[str, Path] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
         """Class decorator: make the class available under ``name``.
@@ -77,15 +78,20 @@ class Registry(Generic[C]):
         """
         known = list(self)
         key = name.lower().replace("-", "_")
+        path = Path(self.folder, f"{key}.py").resolve() if self.folder else None
+        loaded = self._files.get(key)
+        if path is not None and path.is_file() and (key not in self._classes or loaded):
+            # The same name in another workspace is another method.
+            if loaded == path:
+                return self._classes[key]
+            self._classes.pop(key, None)
+            return self._from_file(key, path)
         if key in self._classes:
             return self._classes[key]
-        path = Path(self.folder, f"{name}.py") if self.folder else None
-        if path is not None and path.is_file():
-            return self._from_file(name, path)
-        where = f" (no file {path} either)" if path is not None else ""
+        where = f" (no file {self.folder}/{key}.py either)" if path is not None else ""
         raise UnknownName(
             f"there is no {self.kind} called '{name}'{where}."
-            + did_you_mean(name, [*known, *self.workspace()])
+            + did_you_mean(name, {*known, *self.workspace()})
         )
 
     def workspace(self) -> list[str]:
@@ -103,7 +109,7 @@ class Registry(Generic[C]):
         before = set(self._classes)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[module_name]
             for added in set(self._classes) - before:
                 del self._classes[added]
@@ -111,23 +117,30 @@ class Registry(Generic[C]):
                 (
                     f", line {frame.lineno}"
                     for frame in reversed(traceback.extract_tb(error.__traceback__))
-                    if Path(frame.filename).resolve() == path.resolve()
+                    if Path(frame.filename).resolve() == path
                 ),
                 f", line {error.lineno}" if isinstance(error, SyntaxError) else "",
             )
             raise UnknownName(
-                f"{path}{line} fails to import: {type(error).__name__}: {error}"
+                f"{self.folder}/{path.name}{line} fails to import: {type(error).__name__}: {error}"
             ) from error
-        if name in self._classes:
-            return self._classes[name]
-        own = [v for v in vars(module).values() if getattr(v, "__module__", None) == module_name]
-        own = [v for v in own if isinstance(v, type) and issubclass(v, Options)]
-        if len(own) == 1:
-            return self.register(name)(own[0])
-        raise UnknownName(
-            f"{path} registers no {self.kind} called '{name}': put @register(\"{name}\") above "
-            f"its class (found: {', '.join(c.__name__ for c in own) or 'no class'})."
-        )
+        shown = f"{self.folder}/{path.name}"
+        if name not in self._classes:
+            own = [
+                value
+                for value in vars(module).values()
+                if isinstance(value, type)
+                and issubclass(value, Options)
+                and value.__module__ == module_name
+            ]
+            if len(own) != 1:
+                raise UnknownName(
+                    f"{shown} registers no {self.kind} called '{name}': put @register(\"{name}\") "
+                    f"above its class (found: {', '.join(c.__name__ for c in own) or 'no class'})."
+                )
+            self.register(name)(own[0])  # type: ignore[arg-type]
+        self._files[name] = path
+        return self._classes[name]
 
 
 algorithms: Registry[Any] = Registry("algorithm", "fedtopo_torch.algorithms", "algorithms")

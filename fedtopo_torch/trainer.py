@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
@@ -103,6 +104,7 @@ class Result:
         history: all scores, and the long table.
         theta: the personalised models ``[K, p]`` of the last evaluated round.
         server: the server's state.
+        scored: the server's state at the last evaluated round, that of ``theta``.
         communication: numbers sent per client.
         rounds: rounds done.
         interrupted: stopped by Ctrl-C after ``rounds`` rounds.
@@ -115,6 +117,7 @@ class Result:
     history: History
     theta: Tensor
     server: State
+    scored: State
     communication: Communication = field(default_factory=Communication)
     rounds: int = 0
     interrupted: bool = False
@@ -178,12 +181,16 @@ class Trainer:
             ("local_steps", local_steps),
             ("eval_every", eval_every),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not _is_number(value, Integral) or value < 1:
                 raise OptionError(f"{name} is {value!r}: must be a whole number of at least 1.")
-        if not (isinstance(l2, int | float) and math.isfinite(l2) and l2 >= 0):
+        if not _is_number(seed, Integral):
+            raise OptionError(f"seed is {seed!r}: must be a whole number.")
+        if not _is_number(l2, Real) or not l2 >= 0:
             raise OptionError(f"l2 is {l2!r}: must be a finite number of at least 0.")
-        if eta != "auto" and not (isinstance(eta, int | float) and math.isfinite(eta) and eta > 0):
+        if not isinstance(eta, str) and (not _is_number(eta, Real) or not eta > 0):
             raise OptionError(f"eta is {eta!r}: must be 'auto' or a finite number above 0.")
+        if isinstance(eta, str) and eta != "auto":
+            raise OptionError(f"eta is '{eta}': must be 'auto' or a finite number above 0.")
         self.algorithm = algorithm
         self.federation = federation
         self.rounds = rounds
@@ -210,6 +217,8 @@ class Trainer:
             dtype=federation.dtype,
             closed_form=closed_form,
         )
+        with torch.no_grad():
+            self.objective.check(federation.train.client(0)[0])
         self.evaluator = Evaluator(federation, self.objective, splits, metrics)
 
     def run(self) -> Result:
@@ -247,6 +256,7 @@ class Trainer:
             history,
             theta0.repeat(len(federation), 1),
             server,
+            server,
             communication,
         )
         with contextlib.ExitStack() as watched:
@@ -261,7 +271,7 @@ class Trainer:
             finally:
                 # What a method tells may have changed since it was asked before round 1.
                 result.__dict__.pop("report", None)
-                shared = algorithm.shared(result.server)
+                shared = algorithm.shared(result.scored)
                 if shared is not None and history.rounds:
                     rows = shared.expand(len(federation), -1)
                     history.shared = self.evaluator(rows, clusters)
@@ -287,6 +297,7 @@ class Trainer:
                 history.add(round, scores)
                 # A copy: rows of the clients' state are written again next round.
                 result.theta = theta.clone()
+                result.scored = server
             result.server, result.rounds = server, round
             if scored:
                 for callback in self.callbacks:
@@ -353,6 +364,11 @@ class Trainer:
             f"try a smaller one.",
             result,
         )
+
+
+def _is_number(value: object, kind: type[Integral] | type[Real]) -> bool:
+    """A finite number of Python's or NumPy's, and not a bool."""
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @contextlib.contextmanager

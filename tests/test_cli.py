@@ -33,7 +33,11 @@ def fedtopo(tmp_path, monkeypatch):
 
 def said(result) -> str:
     """All that was printed, without the line breaks of a narrow terminal."""
-    return " ".join((result.stdout + result.stderr).split())
+    return " ".join(result.output.split())
+
+
+def long_table(folder) -> list[dict]:
+    return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
 
 
 def test_train_writes_everything_and_shows_it(fedtopo):
@@ -53,7 +57,7 @@ def test_train_writes_everything_and_shows_it(fedtopo):
         *("results.csv", "results.json", "config.json", "models.pt"),
         *("ptopofl", "fedavg", "local"),
     }
-    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    rows = long_table(FOLDER)
     assert list(rows[0]) == [
         *("algorithm", "seed", "round", "client", "split", "model", "metric", "value", "n")
     ]
@@ -174,7 +178,7 @@ def test_fault_28_divergence_exits_1_and_keeps_the_rounds_before(fedtopo):
     assert result.exit_code == 1
     assert "pTopoFL diverged in round" in said(result) and "client 'Cleveland'" in said(result)
     assert str(FOLDER) in said(result)
-    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    rows = long_table(FOLDER)
     assert max(int(r["round"]) for r in rows) > 1
     assert not any(r["value"] in ("nan", "inf") for r in rows if r["metric"] == "log_loss")
 
@@ -203,7 +207,7 @@ def test_ctrl_c_keeps_what_is_done(fedtopo, monkeypatch, method, kept):
     result = fedtopo("train", "--rounds", "9", "--no-tensorboard")
     assert result.exit_code == 130
     assert f"Stopped {method} after round" in said(result) and str(FOLDER) in said(result)
-    rows = list(csv.DictReader(FOLDER.joinpath("results.csv").open()))
+    rows = long_table(FOLDER)
     assert {r["algorithm"] for r in rows} == kept
     assert (FOLDER / "models.pt").is_file()
 
@@ -264,7 +268,7 @@ def test_options_reach_method_dataset_and_model(fedtopo):
 def test_the_worked_example_runs_and_momentum_0_is_fedavg(fedtopo):
     shutil.copytree(ROOT / "algorithms", "algorithms")
     assert fedtopo(*SHORT, "--algo", "fedavgm", "--set", "beta=0").exit_code == 0
-    rows = list(csv.DictReader(Path("runs/fedavgm-fed_heart_disease-seed0/results.csv").open()))
+    rows = long_table(Path("runs/fedavgm-fed_heart_disease-seed0"))
 
     def values(name):
         return [float(r["value"]) for r in rows if r["algorithm"] == name]

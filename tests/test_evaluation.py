@@ -433,7 +433,7 @@ def test_unknown_metrics_and_splits_are_refused():
     clients = [one_feature("A", [1.0], [1])]
     with pytest.raises(OptionError, match=r"'log_los'.*Did you mean 'log_loss'"):
         scored(clients, metrics=("log_los",))
-    with pytest.raises(OptionError, match="'tests'.*train, test or validation"):
+    with pytest.raises(OptionError, match=r"'tests'.*train, test or validation"):
         scored(clients, ("tests",))
     with pytest.raises(OptionError, match="no honest client has a validation record"):
         scored(clients, ("validation",))

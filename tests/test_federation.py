@@ -69,7 +69,7 @@ def test_no_client_is_refused():
 
 
 def test_unknown_task_is_refused():
-    with pytest.raises(ValueError, match="'regression'.*binary.*multiclass"):
+    with pytest.raises(ValueError, match=r"'regression'.*binary.*multiclass"):
         Federation([client()], task="regression")
 
 
@@ -108,7 +108,7 @@ def test_one_dimensional_features_are_refused():
 
 
 def test_text_and_ragged_features_name_the_client():
-    with pytest.raises(ValueError, match="'a', train.*numbers"):
+    with pytest.raises(ValueError, match=r"'a', train.*numbers"):
         Federation([Client("a", ([["x"], ["y"]], [0, 1]))])
     with pytest.raises(ValueError, match="'b', train"):
         Federation([client("a"), Client("b", ([[1.0, 2.0], [3.0]], [0, 1]))])
@@ -133,10 +133,10 @@ def test_text_labels_are_refused():
 
 
 def test_labels_of_a_third_class_need_multiclass():
-    with pytest.raises(ValueError, match="0 and 1.*2.*multiclass"):
+    with pytest.raises(ValueError, match=r"0 and 1.*2.*multiclass"):
         Federation([client(y=(0, 2))])
     # Also in a part that is only scored.
-    with pytest.raises(ValueError, match="0 and 1.*2.*multiclass"):
+    with pytest.raises(ValueError, match=r"0 and 1.*2.*multiclass"):
         Federation([client(test=([[0.0, 0.0]], [2]))])
 
 

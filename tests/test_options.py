@@ -160,7 +160,7 @@ def test_assignments_without_name_or_value_are_refused(entry):
 
 
 def test_an_option_given_twice_is_refused():
-    with pytest.raises(OptionError, match="'n_clusters' is given twice.*2.*3"):
+    with pytest.raises(OptionError, match=r"'n_clusters' is given twice.*2.*3"):
         parse_assignments(["n_clusters=2", "n-clusters=3"])
 
 

@@ -501,7 +501,9 @@ def test_a_shared_model_is_scored_once_at_the_end(make_federation):
     assert {row.round for row in shared} == {3}
     # The same model for all: what FedAvg scores its clients with.
     fedavg = run(FedAvg(), make_federation(SIZES), rounds=3).history.last()
-    value = next(r.value for r in shared if (r.client, r.split, r.metric) == (POOLED, "test", "log_loss"))
+    value = next(
+        r.value for r in shared if (r.client, r.split, r.metric) == (POOLED, "test", "log_loss")
+    )
     assert value == pytest.approx(fedavg.pooled, abs=1e-12)
 
 
@@ -558,11 +560,11 @@ def test_train_by_names(make_federation):
     assert same_bits(by_name, run(FedAvg(), federation, rounds=3))
     softmax = train(Local(), make_federation([20, 30], classes=3), rounds=1)
     assert softmax.theta.shape == (2, 12)
-    with pytest.raises(OptionError, match="'fedagv'.*'fedavg'"):
+    with pytest.raises(OptionError, match=r"'fedagv'.*'fedavg'"):
         train("fedagv", federation)
-    with pytest.raises(OptionError, match="'logistics'.*'logistic'"):
+    with pytest.raises(OptionError, match=r"'logistics'.*'logistic'"):
         train("fedavg", federation, "logistics")
-    with pytest.raises(OptionError, match="'synthetics'.*'synthetic'"):
+    with pytest.raises(OptionError, match=r"'synthetics'.*'synthetic'"):
         train("fedavg", "synthetics")
 
 
@@ -575,7 +577,7 @@ def test_models_for_another_task_are_refused(make_federation):
 
 def test_fault_29_batchnorm_is_refused_at_the_start_with_the_reason(make_federation):
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
-    with pytest.raises(OptionError, match="running_mean.*BatchNorm.*GroupNorm"):
+    with pytest.raises(OptionError, match=r"running_mean.*BatchNorm.*GroupNorm"):
         Trainer(FedAvg(), make_federation([1, 20]), module, eta=0.1)
 
 
@@ -612,7 +614,7 @@ def test_settings_at_the_ends_of_their_ranges_are_taken(make_federation):
 
 
 def test_automatic_step_size_of_an_mlp_is_an_error_that_says_so(make_federation):
-    with pytest.raises(OptionError, match="eta='auto'.*smoothness.*step size"):
+    with pytest.raises(OptionError, match=r"eta='auto'.*smoothness.*step size"):
         run(FedAvg(), make_federation([20]), mlp())
 
 

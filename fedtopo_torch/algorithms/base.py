@@ -65,6 +65,8 @@ class Cohort:
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of the clients' rows ``[k, ...]``, weighted by their training records."""
+        if not values.is_floating_point():
+            raise TypeError(f"a mean of {values.dtype} rows would round; convert them to floats.")
         flat = self.weights.to(values.dtype) @ values.reshape(len(self), -1)
         return flat.reshape(values.shape[1:])
 

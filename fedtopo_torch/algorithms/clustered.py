@@ -5,6 +5,7 @@ Vomo-Donfack, Hoszu, Ginot, Morilla: pTopoFL, 2026.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -64,11 +65,17 @@ class ClusteredAlgorithm(Algorithm):
         alpha = self.alpha
         if alpha is None:
             alpha = calibrated_alpha(self.abar, facts.eta, facts.l2, facts.local_steps)
+            if self.abar > 0 and alpha == 0:
+                warnings.warn(
+                    "with l2 = 0 the calibrated alpha is 0, whatever abar: clusters train apart. "
+                    "Give alpha to blend them.",
+                    stacklevel=2,
+                )
         start = theta0.repeat(members.shape[1], 1)
         return {
             **state,
             "weights": self.weigh(state, facts),
-            "omega": members.mT @ (facts.n / facts.n.sum()).to(torch.float64),
+            "omega": members.mT @ (facts.n.to(torch.float64) / int(facts.n.sum())),
             "alpha": torch.tensor(alpha, dtype=torch.float64),
             "u": start,
             "theta": start,

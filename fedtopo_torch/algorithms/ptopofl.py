@@ -91,7 +91,7 @@ class PTopoFL(ClusteredAlgorithm):
             m = topology.choose_n_clusters(
                 phi, introductions["halves"].numpy(), self.linkage
             ).n_clusters
-        if m > len(phi):
+        if m > len(phi) > 1:
             raise OptionError(f"n_clusters = {m}, but there are only {len(phi)} clients.")
         trust = topology.trust_weights(phi, self.trust, facts.n.numpy())
         labels = topology.partition(phi, m, self.linkage)
@@ -109,7 +109,10 @@ class PTopoFL(ClusteredAlgorithm):
         members = torch.nn.functional.one_hot(labels).to(phi.dtype)
         centroids = (members.mT @ phi) / members.sum(0)[:, None]
         distance = (phi - centroids[labels]).norm(dim=1)
-        return n * (-distance).exp() * server["trust"]
+        # Only ratios within a cluster count: relative to its largest, where products would vanish.
+        log = n.log() - distance + server["trust"].log().clamp(min=-600)
+        top = torch.where(members.bool(), log[:, None], -torch.inf).amax(0)
+        return (log - top[labels]).exp()
 
     def report(
         self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]

@@ -18,7 +18,7 @@ __all__ = ["InProcess"]
 class InProcess:
     """Runs the client-side hooks of an algorithm on a federation's training records.
 
-    It owns the clients' state: rows ``[K, ...]``, written in place round by round.
+    It owns the clients' state: rows ``[K, ...]``.
     """
 
     def __init__(self, federation: Federation, objective: Objective, algorithm: Algorithm) -> None:
@@ -86,8 +86,14 @@ class InProcess:
                 problem.at_round(round),
             )
             for name, value in client.items():
+                if name not in self.client:
+                    raise ValueError(
+                        f"{type(self.algorithm).__name__}.local_update returns the client state "
+                        f"'{name}', which client_state did not create."
+                    )
                 if self._whole:
-                    self.client[name].copy_(value)
+                    # Not in place: the uplink may be a view of the old state.
+                    self.client[name] = value.clone()
                 else:
                     self.client[name][problem.data.rows] = value
             return uplink

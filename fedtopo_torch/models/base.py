@@ -32,5 +32,5 @@ class Model(Options, ABC):
     def build(self, federation: Federation, seed: int) -> nn.Module:
         """The module, its initialisation drawn from the run's seed alone."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(seed, "initialisation"))
+            torch.default_generator.manual_seed(torch_seed(seed, "initialisation"))
             return self.module(federation)

@@ -52,7 +52,8 @@ def partition(phi: ArrayLike, n_clusters: int, linkage: str = "ward") -> np.ndar
 
     Args:
         phi: ``[K, q]`` descriptors, finite.
-        n_clusters: M in 1..K; 1 puts everybody together.
+        n_clusters: M in 1..K; 1 puts everybody together. A single client is one cluster,
+            whatever M.
         linkage: ``"ward"`` (least growth of the within-cluster variance), ``"average"`` (mean
             distance between members) or ``"complete"`` (largest distance between members).
 
@@ -358,6 +359,8 @@ def _checked_n_clusters(n_clusters: int, n_clients: int) -> int:
         wanted = 0
     if wanted < 1 or isinstance(n_clusters, bool):
         raise ValueError(f"n_clusters must be a whole number of at least 1, got {n_clusters!r}")
+    if n_clients == 1:
+        return 1
     if wanted > n_clients:
         raise ValueError(
             f"{wanted} clusters of {n_clients} client(s): ask for at most {n_clients} cluster(s)"

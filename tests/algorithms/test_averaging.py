@@ -114,7 +114,7 @@ def test_fault_03_no_record_at_all_is_an_error_and_the_model_stays(n):
     server = {"theta": torch.full((1,), 9.0, dtype=torch.float64)}
     uplink = {"theta": torch.zeros(len(n), 1, dtype=torch.float64)}
     clients = Cohort(torch.arange(len(n)), torch.tensor(n, dtype=torch.int64), 0)
-    with pytest.raises(ValueError, match="no|none"):
+    with pytest.raises(ValueError, match=r"no|none"):
         FedAvg().aggregate(server, uplink, clients)
     assert server["theta"].tolist() == [9.0]
 
