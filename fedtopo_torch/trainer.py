@@ -59,7 +59,7 @@ class Communication:
         """Count one message of rows, one per client; of several rounds the largest is kept."""
         floats = integers = 0
         for value in message.values():
-            size = value.numel() // len(value)
+            size = value.numel() // value.shape[0]
             if value.is_floating_point():
                 floats += size
             else:

@@ -67,8 +67,8 @@ class Cohort:
         """Mean of the clients' rows ``[k, ...]``, weighted by their training records."""
         if not values.is_floating_point():
             raise TypeError(f"a mean of {values.dtype} rows would round; convert them to floats.")
-        flat = self.weights.to(values.dtype) @ values.reshape(len(self), -1)
-        return flat.reshape(values.shape[1:])
+        weights = self.weights.to(values.dtype)
+        return weights @ values if values.ndim == 2 else torch.tensordot(weights, values, dims=1)
 
 
 class Algorithm(Options):
@@ -122,10 +122,10 @@ class Algorithm(Options):
 
         By default tau gradient steps from the model received.
         """
-        theta = problem.descend(
-            message["theta"], lambda rows: self.correction(rows, message, client)
-        )
-        return {"theta": theta}, client
+        correction = None
+        if type(self).correction is not Algorithm.correction:
+            correction = lambda theta: self.correction(theta, message, client)  # noqa: E731
+        return {"theta": problem.descend(message["theta"], correction)}, client
 
     def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
         """The server's new state; by default the mean of the models, weighted by records."""
