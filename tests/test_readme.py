@@ -1,0 +1,59 @@
+"""The README's commands and code blocks run as written."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedtopo_torch.cli import app
+from fedtopo_torch.registry import algorithms
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def fedtopo_commands() -> list[list[str]]:
+    lines = [line.partition("#")[0] for block in blocks("sh") for line in block.splitlines()]
+    commands = [part.strip() for line in lines for part in line.split("&&")]
+    return [shlex.split(c)[1:] for c in commands if c.startswith("fedtopo ")]
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_command_runs(workspace):
+    commands = fedtopo_commands()
+    assert ["train"] in commands and len(commands) >= 5
+    for command in commands:
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, (command, result.output)
+
+
+def test_python_blocks_run(workspace):
+    ran = 0
+    for block in blocks("python"):
+        if "@register" in block:
+            continue
+        if "models.pt" in block:
+            assert CliRunner().invoke(app, ["train", "--rounds", "2"]).exit_code == 0
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+        ran += 1
+    assert ran == 3
+
+
+def test_the_example_method_is_the_file_in_the_workspace(workspace):
+    (block,) = [b for b in blocks("python") if "@register" in b]
+    source = (ROOT / "algorithms" / "fedavgm.py").read_text()
+    assert source.split('"""\n\n', 1)[1] == block
+    assert algorithms["fedavgm"](beta=0.9).beta == 0.9
