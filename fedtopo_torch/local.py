@@ -60,6 +60,8 @@ class Facts:
             :func:`fedtopo_torch.topology.cloud_size`.
         n: training records per client ``[K]``; on the server only, None at a client.
         names: client names; on the server only, empty at a client.
+        groups: true groups ``[K]`` where a federation knows them; for references that use what no
+            server could know, None at a client.
     """
 
     eta: float
@@ -71,6 +73,7 @@ class Facts:
     smallest: int
     n: Tensor | None = None
     names: tuple[str, ...] = ()
+    groups: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -491,7 +494,6 @@ class LocalProblem:
         clouds: training features in their own units, one ``[n_k, d]`` array per client.
         facts: what the handshake told, or None during the handshake itself.
         round: the current round; 0 before the first.
-        steps: gradient steps taken in this round ``[k]``.
     """
 
     def __init__(
@@ -535,7 +537,20 @@ class LocalProblem:
         return self.data.labels
 
     @property
+    def eta(self) -> float:
+        """The run's step size."""
+        assert self.facts is not None
+        return self.facts.eta
+
+    @property
+    def local_steps(self) -> int:
+        """tau, the run's gradient steps per round."""
+        assert self.facts is not None
+        return self.facts.local_steps
+
+    @property
     def steps(self) -> Tensor:
+        """Gradient steps taken in this round ``[k]``."""
         return torch.full((len(self),), self._taken, dtype=torch.int64)
 
     def loss(self, theta: Tensor) -> Tensor:

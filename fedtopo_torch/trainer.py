@@ -327,6 +327,7 @@ class Trainer:
             smallest=cloud_size(n.numpy(), n_sub=int(n.max())),
             n=n,
             names=self.federation.names,
+            groups=self.federation.groups,
         )
         answer = {
             "mean": facts.mean[None],

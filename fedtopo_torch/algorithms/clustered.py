@@ -49,6 +49,13 @@ class ClusteredAlgorithm(Algorithm):
         description="blending weight per round, given directly instead of calibrated from abar",
     )
 
+    def check_count(self, n_clusters: int, facts: Facts) -> None:
+        """Refuse more clusters than clients; a single client is one cluster, whatever M."""
+        if n_clusters > len(facts.names) > 1:
+            raise OptionError(
+                f"n_clusters = {n_clusters}, but there are only {len(facts.names)} clients."
+            )
+
     def partition(self, introductions: Message, facts: Facts) -> State:
         """``{"labels": [K] int64, ...}``: cluster of each client, from 0; more entries are kept."""
         raise NotImplementedError

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .. import topology
 from ..local import Facts, LocalProblem
-from ..options import OptionError
 from ..registry import register
 from .base import Message, State
 from .clustered import ClusteredAlgorithm
@@ -91,8 +90,7 @@ class PTopoFL(ClusteredAlgorithm):
             m = topology.choose_n_clusters(
                 phi, introductions["halves"].numpy(), self.linkage
             ).n_clusters
-        if m > len(phi) > 1:
-            raise OptionError(f"n_clusters = {m}, but there are only {len(phi)} clients.")
+        self.check_count(m, facts)
         trust = topology.trust_weights(phi, self.trust, facts.n.numpy())
         labels = topology.partition(phi, m, self.linkage)
         return {

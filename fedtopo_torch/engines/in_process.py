@@ -66,7 +66,7 @@ class InProcess:
 
     def introduce(self, facts: Facts) -> Message:
         """Tell every client the facts, then collect the algorithm's introductions."""
-        told = dataclasses.replace(facts, n=None, names=())
+        told = dataclasses.replace(facts, n=None, names=(), groups=None)
         for problem in self.problems:
             problem.facts = told
         return self._gather(self.algorithm.introduce)

@@ -31,6 +31,7 @@ from .partition import (
     reproducibility,
     stability_radius,
 )
+from .subspace import subspace_basis, subspace_distances
 from .trust import TRUST_RULES, outlyingness, robust_scores, trust_weights
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ __all__ = [
     "reproducibility",
     "robust_scores",
     "stability_radius",
+    "subspace_basis",
+    "subspace_distances",
     "summarise",
     "trust_weights",
 ]

@@ -1,0 +1,93 @@
+"""IFCA. Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning,
+NeurIPS 2020."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..local import Facts, LocalProblem
+from ..randomness import generator
+from ..registry import register
+from .base import Algorithm, Cohort, Message, State
+
+__all__ = ["IFCA"]
+
+# Rounds without a taker after which a cluster is worth a warning.
+IDLE_ROUNDS = 10
+
+
+@register("ifca")
+class IFCA(Algorithm):
+    """M models; in every round each client trains the one that fits its data best.
+
+    Fits best: lowest training loss F_k, the first of equals. A model becomes the mean of what its
+    takers return, weighted by records, and stays as it is without any.
+    """
+
+    title: ClassVar[str] = "IFCA"
+    paper: ClassVar[str] = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020"
+
+    n_clusters: int = Field(2, ge=1, description="M, the number of models; 1 is FedAvg")
+    spread: float = Field(
+        0.1, ge=0, description="std of the draws that are added to the start, so models differ"
+    )
+
+    def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
+        shape = (self.n_clusters, len(theta0))
+        draws = torch.from_numpy(generator(facts.seed, "ifca").standard_normal(shape))
+        return {
+            "models": theta0 + self.spread * draws.to(theta0.dtype),
+            "takers": torch.full((len(facts.names),), -1),
+            "idle": torch.zeros(self.n_clusters, dtype=torch.int64),
+        }
+
+    def broadcast(self, server: State, clients: Cohort) -> Message:
+        return {"models": server["models"].expand(len(clients), -1, -1)}
+
+    def _choose(self, models: Tensor, problem: LocalProblem) -> tuple[Tensor, Tensor]:
+        losses = torch.stack([problem.loss(models[:, j]) for j in range(self.n_clusters)])
+        choice = losses.argmin(0)
+        return choice, models[torch.arange(len(choice)), choice]
+
+    def local_update(
+        self, message: Message, client: State, problem: LocalProblem
+    ) -> tuple[Message, State]:
+        choice, theta = self._choose(message["models"], problem)
+        return {"theta": problem.descend(theta), "choice": choice}, client
+
+    def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
+        theta, choice = uplink["theta"], uplink["choice"]
+        members = one_hot(choice, self.n_clusters).mT * clients.weights
+        mass = members.sum(1, keepdim=True)
+        models = (members / mass).to(theta.dtype) @ theta
+        idle = torch.where(mass[:, 0] > 0, 0, server["idle"] + 1)
+        for j in torch.nonzero(idle == IDLE_ROUNDS)[:, 0].tolist():
+            warnings.warn(f"IFCA: nobody took model {j} for {IDLE_ROUNDS} rounds.", stacklevel=2)
+        return {
+            "models": torch.where(mass > 0, models, server["models"]),
+            "takers": server["takers"].index_copy(0, clients.index, choice),
+            "idle": idle,
+        }
+
+    def personal(self, message: Message, client: State, problem: LocalProblem) -> Tensor:
+        return self._choose(message["models"], problem)[1]
+
+    def report(
+        self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
+    ) -> dict[str, Any]:
+        takers = server["takers"].tolist()
+        return {
+            "clusters": [
+                [name for name, taken in zip(facts.names, takers, strict=True) if taken == j]
+                for j in range(self.n_clusters)
+            ]
+        }
