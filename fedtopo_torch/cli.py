@@ -465,8 +465,8 @@ def list_(
                     cls = registry[each]
                     first = _plain_text(cls.__doc__).partition("\n")[0]
                     table.add_row(each, escape(first), escape(cls.paper))
-                for each in registry.workspace():
-                    table.add_row(each, f"{registry.folder}/{each}.py", "your workspace")
+                for each, place in registry.workspace().items():
+                    table.add_row(each, place, "your workspace")
                 out.print(table)
             return
         found = False

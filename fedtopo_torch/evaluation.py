@@ -96,11 +96,13 @@ class Score(NamedTuple):
         pooled: over all honest clients' records together.
         clients: per client ``[K]``, NaN where undefined.
         clusters: per cluster ``[M]`` over its honest clients' records, or None without clusters.
+        labels: the cluster of each client ``[K]``, or None.
     """
 
     pooled: float
     clients: Tensor
     clusters: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class Evaluator:
@@ -196,7 +198,7 @@ class Evaluator:
         if clusters is not None:
             groups = torch.nn.functional.one_hot(clusters).to(share.dtype) * share[:, None]
             by_cluster = (groups * defined[:, None]).sum(0) / groups.sum(0)
-        return Score(pooled, per_client, by_cluster)
+        return Score(pooled, per_client, by_cluster, clusters)
 
     def _auc(
         self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
@@ -224,7 +226,7 @@ class Evaluator:
                     for j in range(int(clusters.max()) + 1)
                 ]
             )
-        return Score(pooled, per_client, by_cluster)
+        return Score(pooled, per_client, by_cluster, clusters)
 
 
 def _auc_of(outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
@@ -276,7 +278,6 @@ class History:
         self._detail: dict[tuple[str, str], list[Score]] = {}
         #: Scores of the one shared model at the end, where a method has one.
         self.shared: dict[tuple[str, str], Score] = {}
-        self.clusters: Tensor | None = None
 
     def add(self, round: int, scores: dict[tuple[str, str], Score]) -> None:
         self.rounds.append(round)
@@ -332,9 +333,9 @@ class History:
         yield self._row(round, POOLED, split, model, metric, score.pooled, total)
         mean, count = client_mean(score.clients, self.honest)
         yield self._row(round, CLIENT_MEAN, split, model, metric, mean, count)
-        if score.clusters is not None and self.clusters is not None:
+        if score.clusters is not None:
             for j, value in enumerate(score.clusters.tolist()):
-                members = int((n * self.honest * (self.clusters == j)).sum())
+                members = int((n * self.honest * (score.labels == j)).sum())
                 yield self._row(round, f"(cluster {j})", split, model, metric, value, members)
         for name, value, count in zip(self.names, score.clients.tolist(), n.tolist(), strict=True):
             yield self._row(round, name, split, model, metric, value, count)

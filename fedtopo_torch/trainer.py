@@ -244,10 +244,8 @@ class Trainer:
         server = algorithm.server_state(theta0, introductions, facts)
         n = federation.train.n
         everyone = Cohort(torch.arange(len(federation)), n, int(n.sum()))
-        clusters = algorithm.clusters(server)
 
         history = History(federation.names, self.evaluator.n, federation.honest, self.seed)
-        history.clusters = clusters
         result = Result(
             algorithm,
             federation,
@@ -274,6 +272,7 @@ class Trainer:
                 shared = algorithm.shared(result.scored)
                 if shared is not None and history.rounds:
                     rows = shared.expand(len(federation), -1)
+                    clusters = algorithm.clusters(result.scored)
                     history.shared = self.evaluator(rows, clusters)
         return result
 
@@ -292,7 +291,7 @@ class Trainer:
             scored = round % self.eval_every == 0 or round == self.rounds
             if scored:
                 theta = engine.personal(message, round)
-                scores = self.evaluator(theta, history.clusters)
+                scores = self.evaluator(theta, algorithm.clusters(server))
                 self._check_scores(round, result, scores)
                 history.add(round, scores)
                 # A copy: rows of the clients' state are written again next round.

@@ -348,7 +348,6 @@ def test_dishonest_clients_are_left_out_of_pooled_means_and_clusters():
     assert client_mean(found.clients, federation.honest) == (0.75, 2)
     assert evaluator(theta, clusters)["test", "auc"].clusters.tolist() == [1.0, 0.5]
     history = History(federation.names, evaluator.n, federation.honest)
-    history.clusters = clusters
     history.add(1, evaluator(theta, clusters))
     counted = {r.client: r.n for r in history.rows() if r.metric == "accuracy"}
     assert counted == {
@@ -457,10 +456,10 @@ def test_client_mean():
 def two_rounds(clients, rounds=(1, 2)):
     federation, evaluator = scored(clients, metrics=("accuracy",))
     history = History(federation.names, evaluator.n, federation.honest, seed=7)
-    history.clusters = torch.tensor([0] * (len(clients) - 1) + [1])
+    labels = torch.tensor([0] * (len(clients) - 1) + [1])
     for i, round in enumerate(rounds):
         theta = torch.full((len(clients), 1), (-1.0) ** i, dtype=torch.float64)
-        history.add(round, evaluator(theta, history.clusters))
+        history.add(round, evaluator(theta, labels))
     return history
 
 

@@ -98,7 +98,9 @@ def test_a_taken_name_is_refused():
 
 
 def test_a_class_may_replace_itself_when_its_module_is_loaded_again():
-    registry = Registry("thing", "fedtopo_torch.algorithms")
+    registry = Registry(
+        "thing", "fedtopo_torch.algorithms", "fedtopo_torch.algorithms.base:Algorithm"
+    )
 
     def load():
         @registry.register("mine")
@@ -238,7 +240,49 @@ def test_a_known_name_is_listed_once(workspace):
 
 def test_without_a_workspace_folder_nothing_is_listed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert algorithms.workspace() == []
+    assert algorithms.workspace() == {}
     assert "no file" in refused(algorithms, "my_method")
     # Datasets and models are no plain files.
     assert "no file" not in refused(models, "my_model")
+
+
+# Paths and installed packages
+
+
+def test_a_path_and_a_class_name(workspace, tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    text = IMPORT + "class A(FedAvg):\n    pass\nclass B(FedAvg):\n    mu: float = 2.0\n"
+    (place / "methods.py").write_text(text)
+    cls = algorithms[f"{place}/methods.py:B"]
+    assert cls.__name__ == "B" and cls().mu == 2.0
+    assert algorithms["elsewhere/methods.py:A"].__name__ == "A"
+    assert algorithms[f"{place}/methods.py:B"] is cls
+    message = refused(algorithms, f"{place}/methods.py:C")
+    assert "methods.py" in message and "A, B" in message
+    assert "no file" in refused(algorithms, f"{place}/nothing.py:C")
+    (place / "other.py").write_text("class C:\n    pass\n")
+    assert "subclasses of Algorithm there: no class" in refused(algorithms, f"{place}/other.py:C")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package on sys.path that offers entry points."""
+    (tmp_path / "someones_fl.py").write_text(IMPORT + "class Theirs(FedAvg):\n    pass\nx = 1\n")
+    info = tmp_path / "someones_fl-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-fl\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[fedtopo_torch.algorithms]\ntheirs = someones_fl:Theirs\nnumber = someones_fl:x\n"
+        "gone = not_installed_anywhere:Gone\nfedavg = someones_fl:Theirs\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_an_installed_package_offers_a_method_by_entry_point(installed):
+    assert "theirs" in set(algorithms)
+    cls = algorithms["theirs"]
+    assert (cls.__name__, cls.name) == ("Theirs", "theirs")
+    assert algorithms["fedavg"] is FedAvg
+    assert "no subclass of Algorithm" in refused(algorithms, "number")
+    assert "not_installed_anywhere" in refused(algorithms, "gone")

@@ -140,7 +140,7 @@ class Algorithm(Options):
         return message["theta"]
 
     def clusters(self, server: State) -> Tensor | None:
-        """The cluster of each client ``[K]``, for methods that keep one; None otherwise."""
+        """The cluster of each client ``[K]``, from 0, for methods that have some; else None."""
         return None
 
     def shared(self, server: State) -> Tensor | None:
@@ -156,9 +156,17 @@ class Algorithm(Options):
     def report(
         self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
     ) -> dict[str, Any]:
-        """What a run should tell people about the server's state, JSON-ready; empty by default.
+        """What a run should tell people about the server's state, JSON-ready.
+
+        By default the names in each cluster, as ``clusters``, of a method that has some.
 
         Simulation only: ``clouds`` are all clients' training features, which no server sees;
         what is computed from them here is printed, never sent and never used in training.
         """
-        return {}
+        labels = self.clusters(server)
+        if labels is None:
+            return {}
+        members: list[list[str]] = [[] for _ in range(int(labels.max()) + 1)]
+        for name, label in zip(facts.names, labels.tolist(), strict=True):
+            members[label].append(name)
+        return {"clusters": members}

@@ -106,18 +106,11 @@ class ClusteredAlgorithm(Algorithm):
     def report(
         self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
     ) -> dict[str, Any]:
-        names, labels, weights = facts.names, server["labels"].tolist(), server["weights"]
-        mass = torch.zeros(len(server["u"]), dtype=weights.dtype)
-        mass.index_add_(0, server["labels"], weights)
-        within = (weights / mass[server["labels"]]).tolist()
-        return {
-            "clusters": [
-                [name for name, label in zip(names, labels, strict=True) if label == j]
-                for j in range(len(mass))
-            ],
-            "weights": dict(zip(names, within, strict=True)),
-            "alpha": float(server["alpha"]),
-        }
+        labels, weights = server["labels"], server["weights"]
+        mass = weights.new_zeros(len(server["u"])).index_add(0, labels, weights)
+        within = dict(zip(facts.names, (weights / mass[labels]).tolist(), strict=True))
+        told = super().report(server, facts, clouds)
+        return {**told, "weights": within, "alpha": float(server["alpha"])}
 
 
 def _split_commas(value: Any) -> Any:

@@ -4,12 +4,9 @@ NeurIPS 2020."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -81,13 +78,5 @@ class IFCA(Algorithm):
     def personal(self, message: Message, client: State, problem: LocalProblem) -> Tensor:
         return self._choose(message["models"], problem)[1]
 
-    def report(
-        self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]
-    ) -> dict[str, Any]:
-        takers = server["takers"].tolist()
-        return {
-            "clusters": [
-                [name for name, taken in zip(facts.names, takers, strict=True) if taken == j]
-                for j in range(self.n_clusters)
-            ]
-        }
+    def clusters(self, server: State) -> Tensor | None:
+        return server["takers"] if bool((server["takers"] >= 0).all()) else None

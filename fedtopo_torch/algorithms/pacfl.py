@@ -24,8 +24,8 @@ __all__ = ["PACFL"]
 class PACFL(ClusteredAlgorithm):
     """Clusters clients once by the angles between the main directions of their features.
 
-    A client sends U_k, the top r right singular vectors of its feature matrix in its own units; the
-    dissimilarity of two clients is the sum of the r principal angles, in degrees. Weights by records.
+    A client sends U_k, the top r right singular vectors of its feature matrix in its own units;
+    two clients differ by the sum of the r principal angles, in degrees. Weights by records.
     """
 
     title: ClassVar[str] = "PACFL-style"

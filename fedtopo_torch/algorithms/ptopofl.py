@@ -103,14 +103,8 @@ class PTopoFL(ClusteredAlgorithm):
         n = super().weigh(server, facts)
         if self.weights == "uniform":
             return n
-        phi, labels = server["descriptor"], server["labels"]
-        members = torch.nn.functional.one_hot(labels).to(phi.dtype)
-        centroids = (members.mT @ phi) / members.sum(0)[:, None]
-        distance = (phi - centroids[labels]).norm(dim=1)
-        # Only ratios within a cluster count: relative to its largest, where products would vanish.
-        log = n.log() - distance + server["trust"].log().clamp(min=-600)
-        top = torch.where(members.bool(), log[:, None], -torch.inf).amax(0)
-        return (log - top[labels]).exp()
+        phi, labels, trust = (server[name].numpy() for name in ("descriptor", "labels", "trust"))
+        return torch.from_numpy(topology.member_weights(phi, labels, n.numpy(), trust))
 
     def report(
         self, server: State, facts: Facts, clouds: Sequence[NDArray[np.float64]]

@@ -32,7 +32,7 @@ from .partition import (
     stability_radius,
 )
 from .subspace import subspace_basis, subspace_distances
-from .trust import TRUST_RULES, outlyingness, robust_scores, trust_weights
+from .trust import TRUST_RULES, member_weights, outlyingness, robust_scores, trust_weights
 
 if TYPE_CHECKING:
     from .transformer import PHDescriptor
@@ -55,6 +55,7 @@ __all__ = [
     "guaranteed_radius",
     "half_descriptors",
     "halves",
+    "member_weights",
     "outlyingness",
     "partition",
     "partition_from_distances",

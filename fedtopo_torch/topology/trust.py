@@ -15,13 +15,15 @@ from .descriptor import MIN_RECORDS
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["TRUST_RULES", "outlyingness", "robust_scores", "trust_weights"]
+__all__ = ["TRUST_RULES", "member_weights", "outlyingness", "robust_scores", "trust_weights"]
 
 TRUST_RULES = ("robust", "mean_std", "off")
 #: Score up to which a client keeps its full weight, by rule.
 TOLERATED = {"robust": 3.0, "mean_std": 1.0}
 #: MAD -> standard deviation of a normal distribution.
 MAD_TO_STD = 1.4826
+#: Logarithm of the least trust: any less would only add rounding.
+LOG_TINY = -600.0
 #: A spread of distances below this is rounding; descriptors have length 1.
 NO_SPREAD = 1e-12
 #: Rows of the distance matrix held at a time.
@@ -107,6 +109,36 @@ def trust_weights(
             raise ValueError(f"{len(trust)} clients but counts of shape {list(counts.shape)}")
         trust[counts < MIN_RECORDS] = 1.0
     return trust
+
+
+def member_weights(
+    phi: ArrayLike, labels: ArrayLike, counts: ArrayLike, trust: ArrayLike
+) -> np.ndarray:
+    """Weights of clients within their clusters, w_k ~ n_k exp(-|phi_k - centroid|) t_k.
+
+    The centroid is the plain mean of its cluster's descriptors.
+
+    Args:
+        phi: ``[K, q]`` descriptors.
+        labels: ``[K]`` cluster of each client, from 0, all in use.
+        counts: ``[K]`` numbers of training records n_k, at least 1.
+        trust: ``[K]`` t_k of ``trust_weights``.
+
+    Returns:
+        ``[K]``, positive, summing to 1 in each cluster.
+    """
+    phi, labels = np.asarray(phi, dtype=np.float64), np.asarray(labels)
+    members = labels == np.arange(labels.max() + 1)[:, None]
+    centroids = members @ phi / members.sum(axis=1, keepdims=True)
+    distance = np.linalg.norm(phi - centroids[labels], axis=1)
+    # Only ratios within a cluster count, so they are taken where products would vanish: a client
+    # that nobody trusts, alone in its cluster, still has weight 1.
+    with np.errstate(divide="ignore"):
+        log_trust = np.maximum(np.log(np.asarray(trust, dtype=np.float64)), LOG_TINY)
+    log = np.log(counts) - distance + log_trust
+    top = np.where(members, log, -np.inf).max(axis=1)
+    weights = np.exp(log - top[labels])
+    return weights / (members @ weights)[labels]
 
 
 def _scores(values: np.ndarray, rule: str) -> np.ndarray:
