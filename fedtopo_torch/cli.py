@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .options import OptionError, Options, did_you_mean, parse_assignments
+from .registry import UnknownName
 
 app = typer.Typer(
     name="fedtopo",
@@ -133,7 +135,7 @@ def train(
             "--set",
             metavar="NAME=VALUE",
             help="An option of the method, dataset or model, for example abar=0.5 or "
-            "regime=tails; repeat for more. 'fedtopo list NAME' shows what there is.",
+            "regime=tails; repeat for more. 'fedtopo describe NAME' shows what there is.",
         ),
     ] = None,
     references: Annotated[
@@ -445,52 +447,84 @@ def _print_sent(result: Any) -> None:
 
 
 @app.command("list")
-def list_(
-    name: Annotated[
-        str | None, typer.Argument(help="Show the options of this method, dataset or model.")
-    ] = None,
+def list_(debug: Debug = False) -> None:
+    """Show the methods, federations and models there are."""
+    with _reported(debug):
+        for kind, registry in _kinds().items():
+            table = Table(title=f"{kind}s", title_justify="left")
+            for column in ("name", "what it is", "from"):
+                table.add_column(column)
+            for each in registry:
+                cls = registry[each]
+                first = _plain_text(cls.__doc__).partition("\n")[0]
+                table.add_row(each, escape(first), escape(cls.paper))
+            for each, place in registry.workspace().items():
+                table.add_row(each, escape(place), "your workspace")
+            out.print(table)
+        out.print("'fedtopo describe NAME' tells more of each.")
+
+
+def _kinds() -> dict[str, Any]:
+    from .registry import algorithms, datasets, models
+
+    return {"algorithm": algorithms, "dataset": datasets, "model": models}
+
+
+@app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="A method, federation or model.")],
     debug: Debug = False,
 ) -> None:
-    """Show the methods, datasets and models there are, or the options of one."""
+    """Explain one method, federation or model: equations, options, what is kept and sent."""
     with _reported(debug):
-        from .registry import algorithms, datasets, models
-
-        kinds = {"algorithm": algorithms, "dataset": datasets, "model": models}
-        if name is None:
-            for kind, registry in kinds.items():
-                table = Table(title=f"{kind}s", title_justify="left")
-                for column in ("name", "what it is", "from"):
-                    table.add_column(column)
-                for each in registry:
-                    cls = registry[each]
-                    first = _plain_text(cls.__doc__).partition("\n")[0]
-                    table.add_row(each, escape(first), escape(cls.paper))
-                for each, place in registry.workspace().items():
-                    table.add_row(each, place, "your workspace")
-                out.print(table)
-            return
-        found = False
-        for kind, registry in kinds.items():
-            if name not in [*registry, *registry.workspace()]:
-                continue
-            found = True
-            cls = registry[name]
-            out.print(f"[bold]{escape(name)}[/] ({kind}): {escape(_plain_text(cls.__doc__))}")
-            if cls.paper:
-                out.print(f"[dim]{escape(cls.paper)}[/]")
-            table = Table(title="options, for --set NAME=VALUE", title_justify="left")
-            for column in ("name", "default", "meaning"):
-                table.add_column(column)
-            for row in cls.option_lines():
-                table.add_row(*map(escape, row))
-            out.print(table if cls.model_fields else "no options")
+        found: list[tuple[str, Any]] = []
+        for kind, registry in _kinds().items():
+            try:
+                found.append((kind, registry[name]))
+            except UnknownName as error:
+                # A file of one's own that fails to import is the answer, not a wrong name.
+                if "fails to import" in str(error):
+                    raise
         if not found:
-            everything = [each for registry in kinds.values() for each in registry]
-            raise OptionError(f"nothing is called '{name}'." + did_you_mean(name, everything))
+            known = {each for registry in _kinds().values() for each in registry}
+            own = {each for registry in _kinds().values() for each in registry.workspace()}
+            raise OptionError(f"nothing is called '{name}'." + did_you_mean(name, known | own))
+        for kind, cls in found:
+            out.print(f"[bold]{escape(name)}[/] ({kind})\n\n{escape(_plain_text(cls.__doc__))}\n")
+            if cls.paper:
+                out.print(f"[dim]From: {escape(cls.paper)}[/]\n")
+            if cls.model_fields:
+                table = Table(title="options, for --set NAME=VALUE", title_justify="left")
+                for column in ("name", "default", "range", "meaning"):
+                    table.add_column(column)
+                for row in cls.option_lines():
+                    table.add_row(*map(escape, row))
+                out.print(table)
+            else:
+                out.print("It has no options.")
+            if kind == "algorithm":
+                out.print(_what_goes_where(cls))
+
+
+def _what_goes_where(cls: Any) -> Table:
+    """What a method keeps and sends, read off its own dicts in one round on example data."""
+    from .testing import trace
+
+    table = Table(
+        title="kept and sent (p: parameters, d: features, K: clients; read off one round)",
+        title_justify="left",
+    )
+    for column in ("where", "what"):
+        table.add_column(column)
+    for where, shapes in trace(cls()).items():
+        what = ", ".join(f"{key} [{shape}]" for key, shape in shapes.items())
+        table.add_row(where, escape(what) or "nothing")
+    return table
 
 
 def _plain_text(docstring: str | None) -> str:
-    return inspect.cleandoc(docstring or "").replace("``", "")
+    """A docstring without its markup."""
+    return re.sub(r":\w+:`[~.]*([^`]*)`|``", r"\1", inspect.cleandoc(docstring or ""))
 
 
 @app.callback()

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -63,12 +64,53 @@ class Options(BaseModel):
             raise OptionError(_explain(owner, error)) from None
 
     @classmethod
-    def option_lines(cls) -> list[tuple[str, str, str]]:
-        """``(name, default, meaning)`` of every option, for help texts."""
+    def option_lines(cls) -> list[tuple[str, str, str, str]]:
+        """``(name, default, range, meaning)`` of every option, for help texts."""
         return [
-            (name, _show(field.get_default(call_default_factory=True)), field.description or "")
+            (
+                name,
+                _show(field.get_default(call_default_factory=True)),
+                _range(field.annotation, field.metadata),
+                field.description or "",
+            )
             for name, field in cls.model_fields.items()
         ]
+
+
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def _range(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """A type and its bounds in words: ``"number >= 0, <= 1"``, ``"ward, average or complete"``."""
+    bounds = [
+        f"{sign} {getattr(item, key):g}"
+        for item in metadata
+        for key, sign in _SIGNS.items()
+        if getattr(item, key, None) is not None
+    ]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _range(arguments[0], _constraints(arguments[1:]))
+    if origin is Literal:
+        words = [str(value) for value in arguments]
+        return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    if origin in (Union, UnionType):
+        return " or ".join(
+            "none" if part is type(None) else _range(part, metadata) for part in arguments
+        )
+    if origin is tuple:
+        inner = [part for part in arguments if part is not Ellipsis]
+        return f"{_range(inner[0])}s, separated by commas" if inner else "values"
+    return " ".join([_KINDS.get(annotation, str(annotation)), ", ".join(bounds)]).strip()
+
+
+def _constraints(metadata: Iterable[Any]) -> list[Any]:
+    """The bounds in an ``Annotated``: pydantic wraps them in a field of its own."""
+    found: list[Any] = []
+    for item in metadata:
+        found += getattr(item, "metadata", [item])
+    return found
 
 
 def _takes_bool(annotation: Any) -> bool:

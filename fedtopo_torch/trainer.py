@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -224,10 +225,16 @@ class Trainer:
     def run(self) -> Result:
         """Train.
 
+        Warns:
+            UserWarning: options that reduce the method to another one.
+
         Raises:
             Diverged: a model or a loss is no longer finite; names round and client, and carries
                 the results up to the last good round.
         """
+        reduced = self.algorithm.degenerate()
+        if reduced:
+            warnings.warn(f"{reduced}.", stacklevel=2)
         work = max(data.features.numel() for data in self.objective.data(self.federation.train))
         with _threads(1 if work < ONE_THREAD_BELOW else None), torch.no_grad():
             return self._run()

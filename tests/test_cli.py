@@ -240,9 +240,13 @@ def test_list_shows_everything_and_the_options_of_one(fedtopo):
     assert result.exit_code == 0
     for name in ("ptopofl", "fedavg", "local", "clustered", "fed_heart_disease", "synthetic"):
         assert name in result.stdout
-    one = said(fedtopo("list", "ptopofl"))
-    assert "abar" in one and "0.3" in one and "n_clusters" in one
-    missing = fedtopo("list", "ptopof")
+    one = said(fedtopo("describe", "ptopofl"))
+    for piece in ("abar", "0.3", "number >= 0, <= 1", "whole number >= 1 or auto", "theta [p]"):
+        assert piece in one
+    assert "descriptor [46]" in one and "descriptor [K x 46]" in one
+    assert "control [p]" in said(fedtopo("describe", "scaffold"))
+    assert "regime" in said(fedtopo("describe", "synthetic"))
+    missing = fedtopo("describe", "ptopof")
     assert missing.exit_code == 2 and "Did you mean 'ptopofl'?" in said(missing)
 
 

@@ -130,10 +130,10 @@ def test_fault_31_options_of_the_methods(cls, name, value):
 
 
 def test_option_lines_tell_name_default_and_meaning():
-    lines = {name: (default, meaning) for name, default, meaning in Sample.option_lines()}
-    assert lines["mu"] == ("0.1", "pull")
-    assert lines["beta"] == ("none", "")
-    assert lines["clusters"] == ("2", "")
+    lines = {name: rest for name, *rest in Sample.option_lines()}
+    assert lines["mu"] == ["0.1", "number >= 0", "pull"]
+    assert (lines["beta"][0], lines["beta"][2]) == ("none", "")
+    assert (lines["clusters"][0], lines["clusters"][2]) == ("2", "")
 
 
 def test_nearest_name():

@@ -139,6 +139,10 @@ class Algorithm(Options):
         """
         return message["theta"]
 
+    def degenerate(self) -> str:
+        """What these options reduce the method to, for a warning at the start; else empty."""
+        return ""
+
     def clusters(self, server: State) -> Tensor | None:
         """The cluster of each client ``[K]``, from 0, for methods that have some; else None."""
         return None

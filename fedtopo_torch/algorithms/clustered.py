@@ -49,6 +49,13 @@ class ClusteredAlgorithm(Algorithm):
         description="blending weight per round, given directly instead of calibrated from abar",
     )
 
+    def degenerate(self) -> str:
+        if getattr(self, "n_clusters", 2) == 1:
+            return "n_clusters = 1: all clients train one model"
+        if self.alpha == 1 or (self.alpha is None and self.abar == 1):
+            return "full blending: all clusters get the same model"
+        return ""
+
     def check_count(self, n_clusters: int, facts: Facts) -> None:
         """Refuse more clusters than clients; a single client is one cluster, whatever M."""
         if n_clusters > len(facts.names) > 1:

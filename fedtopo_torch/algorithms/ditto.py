@@ -29,6 +29,9 @@ class Ditto(FedAvg):
 
     lambda_d: float = Field(0.1, ge=0, description="pull towards the global model; 0 is Local")
 
+    def degenerate(self) -> str:
+        return "lambda_d = 0: Ditto's personal models are Local's" if self.lambda_d == 0 else ""
+
     def client_state(self, theta0: Tensor, problem: LocalProblem) -> State:
         return {"personal": theta0.repeat(len(problem), 1)}
 

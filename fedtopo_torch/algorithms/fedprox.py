@@ -24,5 +24,8 @@ class FedProx(FedAvg):
 
     mu: float = Field(0.1, ge=0, description="pull towards the round's start; 0 is FedAvg")
 
+    def degenerate(self) -> str:
+        return "mu = 0: FedProx is FedAvg" if self.mu == 0 else ""
+
     def correction(self, theta: Tensor, message: Message, client: State) -> Tensor | None:
         return None if self.mu == 0 else self.mu * (theta - message["theta"])

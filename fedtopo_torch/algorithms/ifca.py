@@ -38,6 +38,9 @@ class IFCA(Algorithm):
         0.1, ge=0, description="std of the draws that are added to the start, so models differ"
     )
 
+    def degenerate(self) -> str:
+        return "n_clusters = 1: IFCA is FedAvg" if self.n_clusters == 1 else ""
+
     def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
         shape = (self.n_clusters, len(theta0))
         draws = torch.from_numpy(generator(facts.seed, "ifca").standard_normal(shape))

@@ -31,7 +31,10 @@ class PFedMe(Algorithm):
     inner_steps: int = Field(5, ge=1, description="gradient steps on v per local round")
     inner_lr: float | None = Field(None, gt=0, description="of v; by default 1/(1/eta + lambda_p)")
     outer_lr: float | None = Field(None, gt=0, description="of w; by default min(eta, 1/lambda_p)")
-    beta: float = Field(1.0, gt=0, description="server step; 1 takes the mean of the w_k")
+    beta: float = Field(1.0, ge=0, description="server step; 1 takes the mean of the w_k")
+
+    def degenerate(self) -> str:
+        return "beta = 0: the shared model w never moves" if self.beta == 0 else ""
 
     def client_state(self, theta0: Tensor, problem: LocalProblem) -> State:
         return {"personal": theta0.repeat(len(problem), 1)}
