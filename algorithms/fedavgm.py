@@ -16,6 +16,7 @@ class FedAvgM(FedAvg):
     """Server momentum: m <- beta m + (theta - mean of models), theta <- theta - m."""
 
     title = "FedAvgM"
+    paper = "Hsu, Qi, Brown, 2019"
     beta: float = Field(0.5, ge=0, lt=1, description="momentum; 0 is FedAvg")
 
     def server_state(self, theta0, introductions, facts):

@@ -28,7 +28,13 @@ def runs(
 ) -> list[Result]:
     return [
         train(method, load(seed), seed=seed, rounds=rounds, eval_every=rounds)
-        for seed in track(range(seeds), description=method.title, console=console, transient=True)
+        for seed in track(
+            range(seeds),
+            description=method.title,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
     ]
 
 

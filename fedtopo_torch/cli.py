@@ -7,18 +7,21 @@ import inspect
 import math
 import os
 import re
+import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .options import OptionError, Options, did_you_mean, parse_assignments
+from .options import FedtopoError, OptionError, Options, did_you_mean, parse_assignments
 from .registry import UnknownName
 
 app = typer.Typer(
@@ -31,7 +34,7 @@ app = typer.Typer(
 )
 
 # Tables keep their shape in a pipe, where no terminal says how wide it is.
-_WIDTH = None if sys.stdout.isatty() else 100
+_WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 100
 out = Console(width=_WIDTH, highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -42,7 +45,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def main() -> None:
     """Entry point of ``fedtopo`` and ``python -m fedtopo_torch``."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _stop)
     app()
+
+
+def _stop(number: int, frame: Any) -> None:
+    """A polite request to end is taken as Ctrl-C: what is done so far is kept."""
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -53,17 +64,31 @@ def _reported(debug: bool) -> Iterator[None]:
             if not debug:
                 warnings.showwarning = _print_warning
             yield
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, click.ClickException):
         raise
     except KeyboardInterrupt:
-        err.print("[yellow]stopped[/] before the first round; nothing was written.")
+        err.print("[yellow]stopped[/]; nothing was written.")
         raise typer.Exit(INTERRUPTED) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if debug:
             raise
-        err.print(f"[bold red]error:[/] {escape(str(error) or type(error).__name__)}")
+        err.print(f"[bold red]error:[/] {escape(_told(error))}")
         code = 2 if isinstance(error, OptionError) else 1
         raise typer.Exit(code) from None
+
+
+def _told(error: BaseException) -> str:
+    """An error for people; of one that nobody wrote for people, also its kind and its place."""
+    if isinstance(error, ValueError | OSError | FedtopoError):
+        return str(error) or type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last line that is the user's own says more than the last line of a library.
+    own = [f for f in frames if "site-packages" not in f.filename and __package__ not in f.filename]
+    where = (own or frames)[-1]
+    return (
+        f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno}, in "
+        f"{where.name}). --debug shows the traceback."
+    )
 
 
 def _print_warning(message: Any, *_: Any, **__: Any) -> None:
@@ -99,7 +124,9 @@ def _positive_or_auto(text: str) -> float | str:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter(f"'{text}' is neither 'auto' nor a finite number above 0.")
+        raise typer.BadParameter(
+            f"'{text}' is neither 'auto' nor a finite number above 0.", param_hint="'--eta'"
+        )
     return value
 
 
@@ -128,7 +155,9 @@ def train(
     l2: Annotated[
         float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of every draw.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="INTEGER", help="Seed of every draw.")
+    ] = 0,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,7 +191,7 @@ def train(
         from .monitor import Progress, TensorBoard
         from .registry import algorithms, datasets, models
         from .runs import RunFolder
-        from .trainer import Diverged, Result, Trainer
+        from .trainer import Result, Trainer
 
         given = parse_assignments(set_ or [])
         parts: dict[str, Any] = {"algo": algorithms[algo], "dataset": datasets[dataset]}
@@ -201,7 +230,7 @@ def train(
         _print_config(config)
         folder.open(config)
         results: list[Result] = []
-        failure: Diverged | None = None
+        failure: Exception | None = None
         try:
             for trainer in trainers:
                 watchers: list[Any] = [Progress(out)]
@@ -212,44 +241,67 @@ def train(
                 trainer.callbacks = tuple(watchers)
                 try:
                     results.append(trainer.run())
-                except Diverged as error:
-                    results.append(error.result)
+                except Exception as error:
+                    # What was done before it is kept; the error is told at the end.
                     failure = error
-                if results[0].rounds:
-                    folder.write(results[0], results[1:])
+                    if isinstance(getattr(error, "result", None), Result):
+                        results.append(error.result)  # type: ignore[attr-defined]
                 if failure or results[-1].interrupted:
                     break
-        finally:
+        except KeyboardInterrupt:
             if not results or not results[0].rounds:
-                folder.discard()
-        if not results[0].rounds:
+                raise
+            results[-1].interrupted = True
+        finally:
+            # A second Ctrl-C must not cost what the first one saved.
+            with _uninterrupted():
+                done = [result for result in results if result.history.rounds]
+                finished = failure is None and not results[-1].interrupted if results else False
+                if done and done[0] is results[0]:
+                    folder.write(done[0], done[1:])
+                    where = f"[bold]{escape(str(folder.publish(finished=finished)))}[/]"
+                else:
+                    folder.discard()
+        if not done:
             raise failure or KeyboardInterrupt
-        _print_results(results)
-        _print_sent(results[0])
-        where = f"[bold]{folder.path}[/]"
-        if folder.replaced.exists():
-            where += f" (the run it was to replace: {folder.replaced})"
-        last = results[-1]
+        if finished or len(done) > 1:
+            _print_results(done)
+            _print_sent(done[0])
         if failure is not None:
             out.print(f"\nWhat was done before is in {where}.")
             raise failure
-        if last.interrupted:
+        if not finished:
+            last = results[-1]
             out.print(
-                f"\n[yellow]Stopped[/] {last.algorithm.title} after round {last.rounds} of "
+                f"\n[yellow]Stopped[/] {escape(last.algorithm.label)} after round {last.rounds} of "
                 f"{rounds}; what was done so far is in {where}."
             )
             raise typer.Exit(INTERRUPTED)
-        folder.close()
         files = "results.csv, results.json, config.json, models.pt"
-        out.print(f"\nWritten to [bold]{folder.path}[/]: {files}")
+        out.print(f"\nWritten to {where}: {files}")
         if tensorboard:
-            out.print(f"Look at it with: tensorboard --logdir {folder.path}")
+            out.print(f"Look at it with: tensorboard --logdir {escape(str(folder.path))}")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while files are written."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, where nothing interrupts
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _config(trainer: Any, source: Any, network: Any, references: list[str]) -> dict[str, Any]:
     from importlib.metadata import version
 
     from . import __version__
+    from .runs import inputs
 
     federation = trainer.federation
     return {
@@ -263,11 +315,7 @@ def _config(trainer: Any, source: Any, network: Any, references: list[str]) -> d
         "seed": trainer.seed,
         "eval_every": trainer.eval_every,
         "references": references,
-        "clients": list(federation.names),
-        "features": list(federation.feature_names),
-        # What a model's inputs were standardised by; needed to use models.pt.
-        "feature_mean": federation.moments.mean.tolist() if federation.standardized else None,
-        "feature_scale": federation.moments.scale().tolist() if federation.standardized else None,
+        **inputs(federation),
         "versions": {
             "fedtopo-torch": __version__,
             **{p: version(p) for p in ("torch", "numpy", "gudhi", "scikit-learn")},
@@ -306,7 +354,7 @@ class _Partition:
         if report.get("chosen"):
             choice = report["choice"]
             tried = ", ".join(f"{m}: {value:.2f}" for m, value in choice["reproducibility"].items())
-            out.print(f"Clusters chosen: {choice['reason']} (reproducibility by number {tried})")
+            out.print(f"n_clusters=auto: {choice['reason']}. Half-split ARI of M = {tried}.")
         weights, trust = report["weights"], report.get("trust", {})
         table = Table(title="Partition, before training", title_justify="left")
         table.add_column("cluster", justify="right")
@@ -315,7 +363,8 @@ class _Partition:
         if trust:
             table.add_column("trust", justify="right")
         for j, members in enumerate(report["clusters"]):
-            shown = members if len(members) <= 20 else members[:20]
+            # All names up to 20 clients, else ten of each cluster.
+            shown = members if len(weights) <= 20 else members[:10]
             for i, client in enumerate(shown):
                 last = i == len(members) - 1
                 row = [str(j) if i == 0 else "", escape(client), f"{weights[client]:.3f}"]
@@ -329,16 +378,21 @@ class _Partition:
                 f"partitions of six random halves of every client's records; 1 is certain, "
                 f"0 is chance."
             )
+        elif "trust" in report and len(report["clusters"]) > 1:
+            out.print(
+                "Reproducibility was not computed: it takes 12 descriptors per client, so only "
+                "for up to 20 clients, or with n_clusters=auto."
+            )
         if "stability_radius" in report:
             radius = report["stability_radius"]
             if radius is None:
-                text = "none: Ward's partition here is not average linkage's"
+                text = "none: Ward's partition here is not the one of average linkage"
             elif math.isinf(radius):
                 text = "infinite: there is one cluster"
             else:
                 text = (
-                    f"{radius:.4f}: descriptors may all move by less and the partition stays "
-                    f"(guaranteed for average linkage)"
+                    f"{radius:.2g}: average linkage, which gives the same partition here, keeps it "
+                    f"if no descriptor moves further (Ward linkage does not promise that)"
                 )
             out.print(f"Stability radius {text}.")
         if report.get("flagged"):
@@ -375,9 +429,14 @@ def _print_results(results: list[Any]) -> None:
     if not results:
         return
     history = results[0].history
-    for metric, title in (("log_loss", "log-loss (lower is better)"), ("auc", "AUC (higher)")):
+    for metric, title in (
+        ("log_loss", "log-loss (lower is better)"),
+        ("auc", "AUC (higher is better)"),
+    ):
         out.print()
         out.print(_score_table(results, metric, f"Test {title}, round {history.rounds[-1]}"))
+    if len(results) > 1:
+        out.print("gain: how much better than the reference, + is better for both metrics.")
     if len(history.names) > PER_CLIENT_LIMIT:
         out.print(
             f"(the first {PER_CLIENT_LIMIT} of {len(history.names)} clients; "
@@ -402,9 +461,9 @@ def _score_table(results: list[Any], metric: str, title: str) -> Table:
     table.add_column("client")
     table.add_column("n", justify="right")
     for result in results:
-        table.add_column(result.algorithm.title, justify="right")
+        table.add_column(escape(result.algorithm.label), justify="right")
     for result in others:
-        table.add_column(f"gain over {result.algorithm.title}", justify="right")
+        table.add_column(f"gain over {escape(result.algorithm.label)}", justify="right")
 
     def cells(values: list[float]) -> list[str]:
         gains = [_gain(sign * (values[0] - value)) for value in values[1:]]
@@ -457,7 +516,7 @@ def list_(debug: Debug = False) -> None:
             for each in registry:
                 cls = registry[each]
                 first = _plain_text(cls.__doc__).partition("\n")[0]
-                table.add_row(each, escape(first), escape(cls.paper))
+                table.add_row(each, escape(first), escape(vars(cls).get("paper", "")))
             for each, place in registry.workspace().items():
                 table.add_row(each, escape(place), "your workspace")
             out.print(table)
@@ -491,7 +550,7 @@ def describe(
             raise OptionError(f"nothing is called '{name}'." + did_you_mean(name, known | own))
         for kind, cls in found:
             out.print(f"[bold]{escape(name)}[/] ({kind})\n\n{escape(_plain_text(cls.__doc__))}\n")
-            if cls.paper:
+            if vars(cls).get("paper"):
                 out.print(f"[dim]From: {escape(cls.paper)}[/]\n")
             if cls.model_fields:
                 table = Table(title="options, for --set NAME=VALUE", title_justify="left")
@@ -523,8 +582,11 @@ def _what_goes_where(cls: Any) -> Table:
 
 
 def _plain_text(docstring: str | None) -> str:
-    """A docstring without its markup."""
-    return re.sub(r":\w+:`[~.]*([^`]*)`|``", r"\1", inspect.cleandoc(docstring or ""))
+    """A docstring without its markup, and without what only callers from Python need."""
+    text = re.split(
+        r"\n\n(?:Args|Raises|Warns|Returns|Attributes):\n", inspect.cleandoc(docstring or "")
+    )
+    return re.sub(r":\w+:`[~.]*([^`]*)`|``", r"\1", text[0])
 
 
 @app.callback()

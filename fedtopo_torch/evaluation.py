@@ -126,6 +126,8 @@ class Evaluator:
         splits: Sequence[str] = ("train", "test"),
         metrics: Sequence[str] = METRICS,
     ) -> None:
+        splits = (splits,) if isinstance(splits, str) else splits
+        metrics = (metrics,) if isinstance(metrics, str) else metrics
         for metric in metrics:
             if metric not in METRICS:
                 raise OptionError(f"there is no metric '{metric}'." + did_you_mean(metric, METRICS))
@@ -157,6 +159,11 @@ class Evaluator:
         Args:
             clusters: the cluster of each client ``[K]``, to score clusters too.
         """
+        if clusters is not None and (clusters.shape != (self.size,) or int(clusters.min()) < 0):
+            raise ValueError(
+                f"clusters are {clusters.tolist()[:20]}; needed is a number from 0 for each of "
+                f"{self.size} clients."
+            )
         scores = {}
         for split, parts in self._data.items():
             outputs = [
@@ -273,50 +280,54 @@ class History:
         self.n = n
         self.honest = honest
         self.seed = seed
-        self.rounds: list[int] = []
-        self._pooled: dict[tuple[str, str], list[float]] = {}
-        self._detail: dict[tuple[str, str], list[Score]] = {}
+        # One entry per evaluated round, appended whole: an interrupt leaves no half of one.
+        self._pooled: list[tuple[int, dict[tuple[str, str], float]]] = []
+        self._detail: list[tuple[int, dict[tuple[str, str], Score]]] = []
         #: Scores of the one shared model at the end, where a method has one.
         self.shared: dict[tuple[str, str], Score] = {}
 
     def add(self, round: int, scores: dict[tuple[str, str], Score]) -> None:
-        self.rounds.append(round)
-        for key, score in scores.items():
-            self._pooled.setdefault(key, []).append(score.pooled)
-            detail = self._detail.setdefault(key, [])
-            if len(self.names) > PER_CLIENT_LIMIT:
-                detail.clear()
-            detail.append(score)
+        """Add one evaluated round."""
+        if len(self.names) > PER_CLIENT_LIMIT:
+            self._detail = [(round, scores)]
+        else:
+            self._detail.append((round, scores))
+        self._pooled.append((round, {key: score.pooled for key, score in scores.items()}))
+
+    @property
+    def rounds(self) -> list[int]:
+        """The evaluated rounds."""
+        return [round for round, _ in self._pooled]
 
     def keys(self) -> list[tuple[str, str]]:
         """The ``(split, metric)`` pairs that were evaluated."""
-        return list(self._pooled)
+        return list(self._pooled[-1][1]) if self._pooled else []
 
     def pooled(self, split: str = "test", metric: str = "log_loss") -> np.ndarray:
         """The pooled metric at every evaluated round."""
-        return np.array(self._pooled[split, metric])
+        return np.array([scores[split, metric] for _, scores in self._pooled])
 
     def last(self, split: str = "test", metric: str = "log_loss") -> Score:
-        """The score at the last evaluated round."""
-        return self._detail[split, metric][-1]
+        """The score at the last evaluated round.
+
+        Raises:
+            KeyError: that split and metric were not evaluated.
+        """
+        if (split, metric) not in self.keys():
+            raise KeyError(f"no {metric} of {split} was evaluated, only {self.keys()}.")
+        return self._detail[-1][1][split, metric]
 
     def rows(self) -> Iterator[Row]:
-        """The long table, by round."""
-        for (split, metric), detail in self._detail.items():
-            skipped = len(self.rounds) - len(detail)
-            for i, round in enumerate(self.rounds):
-                if i < skipped:
-                    yield self._row(
-                        round,
-                        POOLED,
-                        split,
-                        "personal",
-                        metric,
-                        self._pooled[split, metric][i],
-                        int((self.n[split] * self.honest).sum()),
-                    )
+        """The long table, by round. Values of nobody's records are left out."""
+        detail = dict(self._detail)
+        for round, pooled in self._pooled:
+            for (split, metric), value in pooled.items():
+                if round in detail:
+                    score = detail[round][split, metric]
+                    yield from self._rows_of(round, split, "personal", metric, score)
                 else:
-                    yield from self._rows_of(round, split, "personal", metric, detail[i - skipped])
+                    n = int((self.n[split] * self.honest).sum())
+                    yield self._row(round, POOLED, split, "personal", metric, value, n)
         for (split, metric), score in self.shared.items():
             yield from self._rows_of(self.rounds[-1], split, "shared", metric, score)
 
@@ -336,6 +347,8 @@ class History:
         if score.clusters is not None:
             for j, value in enumerate(score.clusters.tolist()):
                 members = int((n * self.honest * (score.labels == j)).sum())
-                yield self._row(round, f"(cluster {j})", split, model, metric, value, members)
+                if members:
+                    yield self._row(round, f"(cluster {j})", split, model, metric, value, members)
         for name, value, count in zip(self.names, score.clients.tolist(), n.tolist(), strict=True):
-            yield self._row(round, name, split, model, metric, value, count)
+            if count:
+                yield self._row(round, name, split, model, metric, value, count)

@@ -21,6 +21,8 @@ SplitName = Literal["train", "test", "validation"]
 BUCKET_COST = 25_000
 # Larger features can't be squared and summed in float64.
 LARGEST = 1e100
+# More classes than this are taken for labels that were meant to be something else.
+MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,15 @@ class Federation:
         source: dict[str, Any] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        clients = list(clients)
         if not clients:
             raise ValueError("a federation needs at least one client.")
+        for client in clients:
+            _check_client(client)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype is {dtype}: must be torch.float32 or torch.float64.")
+        if n_classes is not None and (isinstance(n_classes, bool) or n_classes != int(n_classes)):
+            raise ValueError(f"n_classes is {n_classes!r}: must be a whole number.")
         if task not in ("binary", "multiclass"):
             raise ValueError(f"task is '{task}': must be 'binary' or 'multiclass'.")
         clients = sorted(clients, key=lambda c: c.name)
@@ -226,10 +235,7 @@ class Federation:
         )
         self.honest = torch.tensor([c.honest for c in clients])
 
-        for client in clients:
-            if client.train is None or np.size(client.train[1]) == 0:
-                raise ValueError(f"client '{client.name}' has no training records; leave it out.")
-        shape = np.shape(clients[0].train[0])[1:]
+        shape = _shape(clients[0])
         if feature_names is None and len(shape) == 1:
             feature_names = [f"x{j}" for j in range(shape[0])]
         self.feature_names = tuple(feature_names or ())
@@ -252,6 +258,11 @@ class Federation:
             )
         if n_classes is not None and n_classes < 2:
             raise ValueError(f"n_classes is {n_classes}: there must be at least 2.")
+        if n_classes is None and highest >= MOST_CLASSES:
+            raise ValueError(
+                f"label {highest} would make {highest + 1} classes: number the classes from 0, or "
+                f"give n_classes."
+            )
         if n_classes is not None and highest >= n_classes:
             raise ValueError(f"label {highest} is outside 0..{n_classes - 1} (n_classes).")
         self.n_classes = n_classes or max(2, highest + 1)
@@ -274,7 +285,10 @@ class Federation:
                 values = torch.from_numpy(x)
                 if standardize:
                     values = (values - mean) / scale
-                features.append(values.to(dtype))
+                values = values.to(dtype)
+                if not bool(values.isfinite().all()):
+                    raise ValueError(f"{split} features are too large for {dtype}.")
+                features.append(values)
             target = dtype if task == "binary" else torch.int64
             return Split(
                 self.names, features, [torch.from_numpy(y).to(target) for y in labels[split]]
@@ -299,6 +313,41 @@ class Federation:
     def outputs(self) -> int:
         """Numbers a model puts out per record: 1 logit for binary, C for multiclass."""
         return 1 if self.task == "binary" else self.n_classes
+
+
+def _shape(client: Client) -> tuple[int, ...]:
+    """Of one record of the first client, which the others must share."""
+    try:
+        shape = np.shape(client.train[0])
+    except ValueError as error:
+        raise ValueError(f"client '{client.name}': features must be an array ({error}).") from None
+    if len(shape) < 2 or 0 in shape[1:]:
+        raise ValueError(
+            f"client '{client.name}': features have shape {list(shape)}; needed is [n, d] with at "
+            f"least one column (x[:, None] makes a column of a single feature)."
+        )
+    return shape[1:]
+
+
+def _check_client(client: Client) -> None:
+    """What doesn't need the other clients."""
+    if not isinstance(client, Client):
+        raise ValueError(f"clients must be Client objects, got {type(client).__name__}.")
+    name = client.name
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ValueError(f"client name {name!r}: must be printable text.")
+    if name.startswith("("):
+        raise ValueError(f"client name '{name}': names in brackets are for tables' own rows.")
+    for split in ("train", "test", "validation"):
+        part = getattr(client, split)
+        if part is not None and not (isinstance(part, tuple | list) and len(part) == 2):
+            raise ValueError(f"client '{name}', {split}: must be a pair (features, labels).")
+    if client.train is None or np.size(client.train[1]) == 0:
+        raise ValueError(f"client '{name}' has no training records; leave it out.")
+    if not isinstance(client.honest, bool | np.bool_):
+        raise ValueError(f"client '{name}': honest is {client.honest!r}, must be True or False.")
+    if client.group is not None and not isinstance(client.group, int | np.integer):
+        raise ValueError(f"client '{name}': group is {client.group!r}, must be a whole number.")
 
 
 def _checked(
@@ -341,7 +390,7 @@ def _checked(
     wrong = np.flatnonzero(~((labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))))
     if len(wrong):
         raise ValueError(
-            f"{where}: label of row {wrong[0]} is {y[wrong[0]]!r}; "
+            f"{where}: label of row {wrong[0]} is {y[wrong[0]].tolist()!r}; "
             f"labels are whole numbers from 0 (0 and 1 for a binary task)."
         )
     return x, labels.astype(np.int64)

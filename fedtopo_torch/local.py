@@ -152,11 +152,17 @@ class Objective:
         dtype: torch.dtype = torch.float64,
     ) -> None:
         for name, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"parameter '{name}' of {type(module).__name__} has no shape yet: run the lazy "
+                    f"module on one batch first."
+                )
             if not parameter.is_floating_point():
                 raise ValueError(
                     f"parameter '{name}' of {type(module).__name__} is {parameter.dtype}: "
                     f"only floating point parameters can be trained."
                 )
+        self.name = type(module).__name__
         self.record_loss: RecordLoss = (
             RECORD_LOSS[record_loss] if isinstance(record_loss, str) else record_loss
         )
@@ -205,22 +211,41 @@ class Objective:
                 state[name] = parameters[first[id(parameter)]].detach().clone()
         return state
 
-    def check(self, features: Tensor) -> None:
-        """Try the module on a client's records ``[n, ...]``.
+    def check(self, features: Tensor, labels: Tensor) -> None:
+        """Try one training step and one evaluation on a client's first records.
+
+        Args:
+            features, labels: of one client, ``[n, ...]`` and ``[n]``.
 
         Raises:
-            ValueError: it fails, or puts out something else than the task needs.
+            ValueError: the module fails on them, can't run for many clients at once, changes its
+                input, or puts out something else than the task needs.
         """
-        name = type(self._eval).__name__
-        parameters = self.parameters(self.initial())
+        # Copies, twice: two clients with the same two records.
+        features = torch.stack([features[:2], features[:2]])
+        labels = torch.stack([labels[:2], labels[:2]])
+        rows, n = torch.arange(2), torch.full((2,), features.shape[1])
+        before = features.clone()
+        data = self.prepare(Bucket(rows, ("a", "b"), features, labels, None, n))
+        theta = self.initial().repeat(2, 1)
         try:
-            result = _forward(self._eval, parameters, features[:2])
-        except (RuntimeError, TypeError, IndexError) as error:
+            with torch.no_grad():
+                self.loss(theta, data)
+                self.gradient(theta, data, (0, 1))
+        except ValueError:
+            raise
+        except Exception as error:
             raise ValueError(
-                f"{name} fails on this federation's records of shape "
-                f"{list(features.shape[1:])}: {error}"
+                f"{self.name} fails on this federation's records of shape "
+                f"{list(features.shape[2:])}: {str(error).partition(chr(10))[0]} All clients are "
+                f"run at once by torch.func.vmap: layers that read values (.item(), if), LSTM, GRU "
+                f"and attention don't work under it."
             ) from error
-        self._shaped(result[None], len(features[:2]))
+        if not bool((features == before).all()):
+            raise ValueError(
+                f"{self.name} changes its input in place, which would change the federation's "
+                f"data: use inplace=False."
+            )
 
     # ---- data -------------------------------------------------------------------------------
 
@@ -331,9 +356,10 @@ class Objective:
 
 def _forward(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     result = functional_call(module, parameters, (x,))
-    if not isinstance(result, Tensor):
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        kind = result.dtype if isinstance(result, Tensor) else type(result).__name__
         raise ValueError(
-            f"{type(module).__name__} returns {type(result).__name__}: a tensor is needed."
+            f"{type(module).__name__} returns {kind}: a floating point tensor is needed."
         )
     return result
 
@@ -458,12 +484,18 @@ def objective_for(
     task: Task,
     l2: float,
     *,
+    inputs: int | None = None,
     outputs: int = 1,
     dtype: torch.dtype = torch.float64,
     closed_form: bool = True,
 ) -> Objective:
     """The fastest exact objective for a module: closed form for a plain ``nn.Linear``."""
     if type(module) is nn.Linear and not _customised(module):
+        if inputs is not None and module.in_features != inputs:
+            raise ValueError(
+                f"the model takes {module.in_features} features; this federation's records have "
+                f"{inputs}."
+            )
         if module.out_features != outputs:
             raise ValueError(
                 f"the model puts out {module.out_features} numbers per record; "
@@ -510,6 +542,12 @@ class LocalProblem:
         self.facts = facts
         self.round = round
         self._taken = 0
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the data in place; nobody may make one."""
+        data = self.data
+        return data.features._version + data.labels._version + data.n._version
 
     def at_round(self, round: int) -> LocalProblem:
         """The same clients in another round, no step taken yet."""
@@ -600,6 +638,11 @@ class LocalProblem:
             slope = objective.slope(weights, self.data, self._seeds())
             extra = None if correction is None else correction(objective.rows(weights))
             if extra is not None:
+                if extra.shape != theta.shape or extra.dtype != theta.dtype:
+                    raise ValueError(
+                        f"correction returns {extra.dtype} of shape {list(extra.shape)}; needed "
+                        f"are {theta.dtype} rows of shape {list(theta.shape)}."
+                    )
                 slope.add_(objective.weights(extra))
             weights = weights.sub(slope, alpha=lr)
             self._taken += 1

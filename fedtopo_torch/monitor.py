@@ -55,7 +55,7 @@ LISTED = 60
 
 
 def _title(trainer: Trainer) -> str:
-    return trainer.algorithm.title or type(trainer.algorithm).__name__
+    return trainer.algorithm.label
 
 
 def _metric(metric: str) -> str:
@@ -84,7 +84,7 @@ class Progress:
         self._bar = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._bar = Bar(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description:<11}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
                 TextColumn("{task.fields[score]}", markup=False),
@@ -132,7 +132,11 @@ def _headline(scores: Scores) -> str:
     key = ("test", "log_loss")
     if key not in scores:
         key = next((k for k in scores if k[1] == "log_loss"), next(iter(scores)))
-    return f"{key[0]} {_metric(key[1])} {scores[key].pooled:.4f}"
+    return f"{key[0]} {_metric(key[1])} {_value(scores[key].pooled)}"
+
+
+def _value(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"
 
 
 class FolderInUse(OptionError):
@@ -310,7 +314,9 @@ def _settings(trainer: Trainer, result: Result) -> dict[str, Any]:
 def _clients(result: Result, report: dict[str, Any]) -> str:
     """One line per client: records, cluster, and what the method reports per client."""
     federation = result.federation
-    if len(federation) > SHOWN_CLIENTS:
+    # Of methods that report nothing the table would be the same for each.
+    same = not report and bool(federation.honest.all())
+    if len(federation) > SHOWN_CLIENTS or same:
         return ""
     columns: dict[str, Sequence[Any]] = {
         "client": federation.names,

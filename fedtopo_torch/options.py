@@ -18,10 +18,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["OptionError", "Options", "did_you_mean", "parse_assignments"]
+__all__ = ["FedtopoError", "OptionError", "Options", "did_you_mean", "parse_assignments"]
 
 
-class OptionError(ValueError):
+class FedtopoError(Exception):
+    """Base of errors whose text is meant for people."""
+
+
+class OptionError(ValueError, FedtopoError):
     """A configuration that can't be used: unknown option, wrong type or value out of range."""
 
 
@@ -47,21 +51,31 @@ class Options(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         owner = type(self).__name__
-        for name in values:
+        values = dict(values)
+        for name, value in values.items():
             if name not in type(self).model_fields:
                 raise OptionError(
                     f"{owner} has no option '{name}'." + did_you_mean(name, type(self).model_fields)
                 )
             # pydantic would take True for 1.
-            wanted = type(self).model_fields[name].annotation
-            if isinstance(values[name], bool) and not _takes_bool(wanted):
+            field = type(self).model_fields[name]
+            if isinstance(value, bool) and not _takes_bool(field.annotation):
                 raise OptionError(
-                    f"{owner}: option {name} = {values[name]} is not valid: must not be a bool."
+                    f"{owner}: option {name} = {value} is not valid: must not be a bool."
                 )
+            default = field.get_default(call_default_factory=True)
+            if value == "none" and _show(default) == "none":
+                values[name] = default
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise OptionError(_explain(owner, error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"{type(self).__name__} is frozen: keep '{name}' in the dicts that hooks return, "
+            f"not in the object."
+        )
 
     @classmethod
     def option_lines(cls) -> list[tuple[str, str, str, str]]:
@@ -122,6 +136,10 @@ def _explain(owner: str, error: ValidationError) -> str:
     given: dict[str, Any] = {}
     for item in error.errors():
         name = str(item["loc"][0]) if item["loc"] else ""
+        if item["type"] == "missing":
+            problems.setdefault(name, []).append("given: it has no default")
+            given[name] = None
+            continue
         message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         problems.setdefault(name, []).append(message)
         # With several alternatives (a union) pydantic reports each: the user gave one value.
@@ -138,7 +156,9 @@ def _explain(owner: str, error: ValidationError) -> str:
 
 
 def _show(value: Any) -> str:
-    return "none" if value is None else str(value)
+    if value is None or value == ():
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

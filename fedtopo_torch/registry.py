@@ -71,6 +71,12 @@ class Registry(Generic[C]):
         """
 
         def add(cls: C) -> C:
+            base = _resolve(self._base)
+            if not (isinstance(cls, type) and issubclass(cls, base)):
+                raise OptionError(
+                    f"'{name}' is registered as {self.kind}, but {cls!r} is no subclass of "
+                    f"{base.__name__}."
+                )
             known = self._classes.get(name)
             # A module imported again (a reload, a test) may replace its own class.
             if known is not None and (known.__module__, known.__qualname__) != (
@@ -100,11 +106,16 @@ class Registry(Generic[C]):
         """
         known = list(self)
         key = name.lower().replace("-", "_")
-        path = Path(self.files, f"{key}.py") if self.files else None
+        path = None
+        if self.files is not None and key.isidentifier():
+            exact = Path(self.files, f"{name}.py")
+            path = exact if name.isidentifier() and exact.is_file() else exact.with_stem(key)
         if key in self._classes and key not in self._from_files:
+            if path is not None and path.is_file():
+                raise UnknownName(f"{path} has the name of a built-in {self.kind}; rename it.")
             return self._classes[key]
         if path is not None and path.is_file():
-            return self._from_file(path, key)
+            return self._from_file(path, path.stem)
         if key in self._classes:
             return self._classes[key]
         if self._folders is not None:
@@ -116,9 +127,9 @@ class Registry(Generic[C]):
         file, colon, attribute = name.rpartition(":")
         if colon and file.endswith(".py"):
             return self._from_file(Path(file), attribute)
-        searched = f" (no file {path} either)" if path is not None else ""
+        searched = f" (no file {path} in {Path.cwd()} either)" if path is not None else ""
         if self._folders is not None:
-            searched = f" (no folder {self._folders[0]}/{name} either)"
+            searched = f" (no folder {self._folders[0]}/{name} in {Path.cwd()} either)"
         raise UnknownName(
             f"there is no {self.kind} called '{name}'{searched}."
             + did_you_mean(name, {*known, *self.workspace()})
@@ -185,12 +196,12 @@ class Registry(Generic[C]):
         if place in self._loaded:
             return self._loaded[place]
         # Names of files elsewhere with the same name give way: the workspace may have changed.
-        before = dict(self._classes)
         for name, origin in list(self._from_files.items()):
             if origin.name == place.name and origin != place:
                 self._classes.pop(name, None)
                 del self._from_files[name]
                 self._loaded.pop(origin, None)
+        before = dict(self._classes)
         module_name = f"_workspace_{self.kind}_{place.stem}"
         spec = importlib.util.spec_from_file_location(module_name, place)
         assert spec is not None and spec.loader is not None

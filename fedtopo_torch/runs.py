@@ -1,4 +1,8 @@
-"""A run's folder: results.csv, results.json, config.json and models.pt, each written atomically."""
+"""A run's folder: results.csv, results.json, config.json and models.pt, each written atomically.
+
+A run is written to a hidden folder of its own and gets its name when it has something to show, so
+nothing under that name changes before, and two runs never share a folder.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .evaluation import POOLED, Row, client_mean
 from .options import OptionError
 from .trainer import Result
 
-__all__ = ["RunFolder", "RunFolderError", "summary", "write_atomically"]
+__all__ = ["RunFolder", "RunFolderError", "save", "summary", "write_atomically", "write_json"]
+
+FILES = ("config.json", "results.csv", "results.json", "models.pt")
+LONGEST_NAME = 100
 
 
 class RunFolderError(OSError):
@@ -29,88 +37,191 @@ class RunFolderError(OSError):
 class RunFolder:
     """``runs/<name>/`` of one run.
 
-    Nothing on disk is touched before :meth:`open`. An overwritten run is moved to ``<name>.old``
-    and deleted only by :meth:`close`, when the new one has finished.
-
     Args:
         parent: the folder of all runs, made if missing.
-        name: of this run: letters, digits, ``.``, ``_`` and ``-``.
-        overwrite: replace a run of the same name.
+        name: of this run: letters, digits, ``.``, ``_`` and ``-``, at most 100.
+        overwrite: replace a run of the same name, once this one has finished.
+
+    Attributes:
+        path: where the run is now: hidden until :meth:`publish`.
 
     Raises:
-        OptionError: the name can't be a folder's, or the folder exists or holds something else.
+        OptionError: the name can't be a folder's, or it is taken.
     """
 
     def __init__(self, parent: Path, name: str, *, overwrite: bool = False) -> None:
         allowed = name.replace(".", "").replace("_", "").replace("-", "")
-        if not allowed.isalnum() or name.startswith("."):
+        if not allowed.isalnum() or name.startswith(".") or len(name) > LONGEST_NAME:
             raise OptionError(
-                f"'{name}' can't name a run: use letters, digits, '.', '_' and '-', "
-                f"not starting with a dot."
+                f"'{name[:LONGEST_NAME]}' can't name a run: use up to {LONGEST_NAME} letters, "
+                f"digits, '.', '_' and '-', not starting with a dot."
             )
-        self.path = parent / name
-        self.replaced = parent / f"{name}.old"
+        self.target = parent / name
+        self.path = self.target
         self._overwrite = overwrite
-        if not self.path.exists():
-            return
-        if not self.path.is_dir():
-            raise OptionError(f"{self.path} is a file; choose another --name.")
-        if any(self.path.iterdir()) and not (self.path / "config.json").is_file():
-            raise OptionError(
-                f"{self.path} holds something that is not a run (no config.json); "
-                f"choose another --name."
-            )
-        if not overwrite:
-            raise OptionError(
-                f"{self.path} exists: give --overwrite to replace that run, or another --name."
-            )
+        if os.path.lexists(self.target):
+            problem = _no_run(self.target)
+            if problem:
+                raise OptionError(f"{self.target} {problem}; choose another --name.")
+            if not overwrite:
+                raise OptionError(
+                    f"{self.target} exists: give --overwrite to replace it, or another --name."
+                )
 
     def open(self, config: dict[str, Any]) -> None:
-        """Make the folder and write config.json.
+        """Make the hidden folder and write config.json into it.
 
         Raises:
             RunFolderError: it can't be made or written.
         """
+        parent = self.target.parent
         try:
-            if self.path.exists():
-                if self.replaced.exists():
-                    shutil.rmtree(self.replaced)
-                self.path.rename(self.replaced)
-            self.path.mkdir(parents=True)
-            write_json(self.path / "config.json", config)
+            parent.mkdir(parents=True, exist_ok=True)
+            self.path = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", dir=parent))
+            os.chmod(self.path, 0o777 & ~_umask())
         except OSError as error:
             raise RunFolderError(
-                f"can't write the run folder {self.path}: {error.strerror or error}. "
+                f"can't write a run folder in {parent}: {error.strerror or error}. "
                 f"Choose another folder with --runs-dir."
             ) from error
+        self._put("config.json", lambda path: write_json(path, config))
 
     def write(self, main: Result, references: Sequence[Result] = ()) -> None:
-        """Write the results and the personalised models of ``main``."""
-        results = [main, *references]
+        """Write the results and the personalised models of ``main``, as far as they go.
+
+        Raises:
+            RunFolderError: a file can't be written; the others are written all the same.
+        """
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("algorithm", *Row._fields))
-        for result in results:
+        for result in (main, *references):
             for row in result.history.rows():
                 writer.writerow((result.algorithm.name, *row))
-        write_atomically(self.path / "results.csv", table.getvalue().encode())
-        content = {**summary(main), "references": [summary(r) for r in references]}
-        write_json(self.path / "results.json", content)
-        if main.history.rounds:
-            models = io.BytesIO()
-            torch.save(main.state_dicts(), models)
-            write_atomically(self.path / "models.pt", models.getvalue())
+        models = io.BytesIO()
+        torch.save(main.state_dicts(), models)
+        failures = []
+        for name, content in (
+            ("results.csv", table.getvalue().encode()),
+            ("models.pt", models.getvalue()),
+        ):
+            try:
+                self._put(name, lambda path, content=content: write_atomically(path, content))
+            except RunFolderError as error:
+                failures.append(error)
+        told = {**summary(main), "references": [summary(result) for result in references]}
+        self._put("results.json", lambda path: write_json(path, told))
+        if failures:
+            raise failures[0]
+
+    def _put(self, name: str, write: Any) -> None:
+        try:
+            write(self.path / name)
+        except OSError as error:
+            raise RunFolderError(
+                f"can't write {self.path / name}: {error.strerror or error}."
+            ) from error
+
+    def publish(self, *, finished: bool = True) -> Path:
+        """Give the run its name, and return where it is.
+
+        A finished run replaces the one it was told to overwrite. An unfinished one, or one whose
+        name was taken meanwhile, gets a name of its own beside it.
+        """
+        aside: Path | None = None
+        if os.path.lexists(self.target):
+            if finished and self._overwrite and not _no_run(self.target):
+                aside = Path(tempfile.mkdtemp(prefix=".replaced.", dir=self.target.parent))
+                self.target.rename(aside / self.target.name)
+            else:
+                self.target = _free(self.target, "" if finished else ".unfinished")
+        self.path.rename(self.target)
+        self.path = self.target
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+        return self.path
 
     def discard(self) -> None:
-        """Nothing came of the run: remove its folder and put back what it was to replace."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.replaced.exists() and self._overwrite:
-            self.replaced.rename(self.path)
+        """Nothing came of the run: remove its hidden folder."""
+        if self.path != self.target:
+            shutil.rmtree(self.path, ignore_errors=True)
 
-    def close(self) -> None:
-        """The run has finished: what it replaced is no longer needed."""
-        if self.replaced.exists() and self._overwrite:
-            shutil.rmtree(self.replaced)
+
+def _no_run(path: Path) -> str:
+    """Why a path is not a run that may be replaced; empty if it is one."""
+    if path.is_symlink():
+        return "is a symbolic link"
+    if not path.is_dir():
+        return "is a file"
+    try:
+        config = json.loads((path / "config.json").read_text())
+        methods = {config["algorithm"]["name"], *config["references"]}
+        known = "fedtopo-torch" in config["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        return "holds something that is not a run (no config.json of one)"
+    foreign = [p.name for p in path.iterdir() if p.name not in FILES and p.name not in methods]
+    return f"holds more than a run ({sorted(foreign)[0]})" if foreign else ""
+
+
+def _free(path: Path, suffix: str) -> Path:
+    """A name beside ``path`` that nobody has."""
+    names = [f"{path.name}{suffix}"] if suffix else []
+    for number in range(2, 10_000):
+        candidate = path.with_name(names.pop() if names else f"{path.name}{suffix}-{number}")
+        if not os.path.lexists(candidate):
+            return candidate
+    raise RunFolderError(f"there are too many runs called {path.name}; remove some.")
+
+
+def save(result: Result, path: str | Path, references: Sequence[Result] = ()) -> Path:
+    """Write a run made from Python as ``fedtopo train`` does: ``save(result, "runs/mine")``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OptionError: the folder exists.
+        RunFolderError: it can't be written.
+    """
+    from . import __version__
+
+    path = Path(path)
+    folder = RunFolder(path.parent, path.name)
+    folder.open(
+        {
+            "algorithm": {
+                "name": result.algorithm.name,
+                **result.algorithm.model_dump(mode="json"),
+            },
+            "dataset": result.federation.source or {"name": result.federation.name},
+            "eta": result.facts.eta,
+            "local_steps": result.facts.local_steps,
+            "l2": result.facts.l2,
+            "seed": result.facts.seed,
+            "references": [r.algorithm.name for r in references],
+            **inputs(result.federation),
+            "versions": {"fedtopo-torch": __version__, "torch": torch.__version__},
+        }
+    )
+    try:
+        folder.write(result, references)
+        return folder.publish()
+    except BaseException:
+        folder.discard()
+        raise
+
+
+def inputs(federation: Any) -> dict[str, Any]:
+    """What a model's inputs are: features, and what they were standardised by."""
+    moments = federation.moments if federation.standardized else None
+    return {
+        "clients": list(federation.names),
+        "features": list(federation.feature_names),
+        "feature_mean": None if moments is None else moments.mean.tolist(),
+        "feature_scale": None if moments is None else moments.scale().tolist(),
+    }
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -145,24 +256,26 @@ def summary(result: Result) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Strict JSON (NaN becomes null), atomically."""
-    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    """Strict JSON (NaN becomes null, arrays become lists), atomically."""
+    text = json.dumps(_plain(content), indent=2, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing: a temporary file in the same folder, then one rename."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -20,26 +20,24 @@ from .evaluation import METRICS, Evaluator, History, Score
 from .federation import Federation, Moments
 from .local import Facts, Objective, objective_for
 from .models.base import Model
-from .options import OptionError
+from .options import FedtopoError, OptionError
 from .registry import algorithms, datasets, models
 from .topology import cloud_size
+
+# Normalise a record by the others in its batch, with or without running statistics.
+_MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 __all__ = ["Callback", "Communication", "Diverged", "Result", "Trainer", "train"]
 
 # Up to this many feature values per step a second thread costs more than it brings.
 ONE_THREAD_BELOW = 4_000_000
 
+# No model that is still learning has a mean log-loss like this: ln 2 is a coin's.
+LARGEST_LOSS = 1e6
 
-class Diverged(RuntimeError):
-    """Training left the finite numbers.
 
-    Attributes:
-        result: all that was done before.
-    """
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
+class Diverged(RuntimeError, FedtopoError):
+    """Training left the finite numbers."""
 
 
 @dataclass
@@ -192,6 +190,13 @@ class Trainer:
             raise OptionError(f"eta is {eta!r}: must be 'auto' or a finite number above 0.")
         if isinstance(eta, str) and eta != "auto":
             raise OptionError(f"eta is '{eta}': must be 'auto' or a finite number above 0.")
+        if not isinstance(algorithm, Algorithm):
+            raise OptionError(
+                f"algorithm is {algorithm!r}: must be an object of a subclass of Algorithm, for "
+                f"example PTopoFL() (names are for train)."
+            )
+        if not isinstance(model, nn.Module | Model):
+            raise OptionError(f"model is {model!r}: must be a torch module (names are for train).")
         self.algorithm = algorithm
         self.federation = federation
         self.rounds = rounds
@@ -202,24 +207,25 @@ class Trainer:
         self.eval_every = eval_every
         self.callbacks = tuple(callbacks)
         module = model.build(federation, seed) if isinstance(model, Model) else model
-        buffers = [name for name, _ in module.named_buffers()]
-        if buffers:
+        kept = [name for name, _ in module.named_buffers()]
+        kept += [n for n, m in module.named_modules() if isinstance(m, _MIXING)]
+        if kept:
             raise OptionError(
-                f"{type(module).__name__} has buffers ({', '.join(buffers[:3])}"
-                f"{', ...' if len(buffers) > 3 else ''}), as BatchNorm does. How clients "
-                f"merge them is not decided in this version: use a normalisation without "
-                f"running statistics, for example GroupNorm or LayerNorm."
+                f"{type(module).__name__} has buffers or mixes records ({', '.join(kept[:3])}"
+                f"{', ...' if len(kept) > 3 else ''}), as BatchNorm does. How clients merge those "
+                f"is not decided in this version: use a normalisation of single records, for "
+                f"example GroupNorm or LayerNorm."
             )
         self.objective = objective_for(
             module,
             federation.task,
             l2,
+            inputs=federation.feature_shape[-1],
             outputs=federation.outputs,
             dtype=federation.dtype,
             closed_form=closed_form,
         )
-        with torch.no_grad():
-            self.objective.check(federation.train.client(0)[0])
+        self.objective.check(*federation.train.client(0))
         self.evaluator = Evaluator(federation, self.objective, splits, metrics)
 
     def run(self) -> Result:
@@ -229,8 +235,9 @@ class Trainer:
             UserWarning: options that reduce the method to another one.
 
         Raises:
-            Diverged: a model or a loss is no longer finite; names round and client, and carries
-                the results up to the last good round.
+            Diverged: a model or a loss is no longer finite; names round and client.
+
+        Every exception raised after the handshake carries what was done before as ``.result``.
         """
         reduced = self.algorithm.degenerate()
         if reduced:
@@ -270,17 +277,17 @@ class Trainer:
                 callback.started(self, result)
                 watched.callback(callback.finished, result)
             try:
-                self._rounds(engine, everyone, result)
-            except KeyboardInterrupt:
-                result.interrupted = True
+                try:
+                    self._rounds(engine, everyone, result)
+                except KeyboardInterrupt:
+                    result.interrupted = True
+                self._score_shared(result)
+            except Exception as error:
+                error.result = result  # type: ignore[attr-defined]
+                raise
             finally:
                 # What a method tells may have changed since it was asked before round 1.
                 result.__dict__.pop("report", None)
-                shared = algorithm.shared(result.scored)
-                if shared is not None and history.rounds:
-                    rows = shared.expand(len(federation), -1)
-                    clusters = algorithm.clusters(result.scored)
-                    history.shared = self.evaluator(rows, clusters)
         return result
 
     def _rounds(self, engine: InProcess, everyone: Cohort, result: Result) -> None:
@@ -302,12 +309,21 @@ class Trainer:
                 self._check_scores(round, result, scores)
                 history.add(round, scores)
                 # A copy: rows of the clients' state are written again next round.
-                result.theta = theta.clone()
-                result.scored = server
+                result.theta, result.scored = theta.clone(), server
             result.server, result.rounds = server, round
             if scored:
                 for callback in self.callbacks:
                     callback.evaluated(round, scores)
+
+    def _score_shared(self, result: Result) -> None:
+        """Score the one shared model of the last evaluated round, where a method has one."""
+        shared = self.algorithm.shared(result.scored)
+        if shared is None or not result.history.rounds:
+            return
+        rows = shared.expand(len(self.federation), -1)
+        scores = self.evaluator(rows, self.algorithm.clusters(result.scored))
+        self._check_scores(result.history.rounds[-1], result, scores)
+        result.history.shared = scores
 
     def _handshake(self, engine: InProcess, communication: Communication) -> Facts:
         hello = engine.handshake()
@@ -358,18 +374,19 @@ class Trainer:
         self, round: int, result: Result, scores: dict[tuple[str, str], Score]
     ) -> None:
         for (split, metric), score in scores.items():
-            if metric == "log_loss" and not math.isfinite(score.pooled):
-                broken = ~score.clients.isfinite() & (self.evaluator.n[split] > 0)
-                self._diverged(round, result, broken, f"its {split} log-loss is not finite")
+            # Also False for NaN.
+            if metric == "log_loss" and not score.pooled < LARGEST_LOSS:
+                broken = ~(score.clients < LARGEST_LOSS) & (self.evaluator.n[split] > 0)
+                value = float(score.clients[broken][0])
+                self._diverged(round, result, broken, f"its {split} log-loss is {value:.3g}")
 
     def _diverged(self, round: int, result: Result, broken: Tensor, what: str) -> None:
         names = [n for n, bad in zip(self.federation.names, broken.tolist(), strict=True) if bad]
         others = f" (and {len(names) - 1} others)" if len(names) > 1 else ""
         raise Diverged(
-            f"{self.algorithm.title or type(self.algorithm).__name__} diverged in round {round} at "
+            f"{self.algorithm.label} diverged in round {round} at "
             f"client '{names[0]}'{others}: {what}. The step size is eta = {result.facts.eta:.6g}; "
-            f"try a smaller one.",
-            result,
+            f"try a smaller one."
         )
 
 

@@ -33,7 +33,7 @@ def fedtopo(tmp_path, monkeypatch):
 
 def said(result) -> str:
     """All that was printed, without the line breaks of a narrow terminal."""
-    return " ".join(result.output.split())
+    return " ".join(result.output.replace("│", " ").split())
 
 
 def long_table(folder) -> list[dict]:
@@ -174,9 +174,9 @@ def test_an_unwritable_place_exits_1(fedtopo):
 
 
 def test_fault_28_divergence_exits_1_and_keeps_the_rounds_before(fedtopo):
-    result = fedtopo("train", "--rounds", "30", "--eta", "1e6", "--no-tensorboard")
+    result = fedtopo("train", "--rounds", "30", "--eta", "205", "--no-tensorboard")
     assert result.exit_code == 1
-    assert "pTopoFL diverged in round" in said(result) and "client 'Cleveland'" in said(result)
+    assert "pTopoFL diverged in round" in said(result) and "at client '" in said(result)
     assert str(FOLDER) in said(result)
     rows = long_table(FOLDER)
     assert max(int(r["round"]) for r in rows) > 1
@@ -224,8 +224,11 @@ def test_ctrl_c_in_a_real_process(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    while not (tmp_path / FOLDER / "config.json").exists():
+    deadline = time.monotonic() + 120
+    # The run has a hidden folder until it has something to show.
+    while not list(tmp_path.glob("runs/.*/config.json")):
         assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(2)  # some rounds, however slow the machine: each takes under a millisecond
     process.send_signal(signal.SIGINT)

@@ -351,7 +351,7 @@ def test_an_interrupted_run_stays_readable(tmp_path):
 
 def test_a_diverged_run_stays_readable(tmp_path):
     with pytest.raises(Diverged):
-        trainer([TensorBoard(tmp_path)], "fedavg", eta=500, rounds=200, eval_every=1).run()
+        trainer([TensorBoard(tmp_path)], "fedavg", eta=205, rounds=200, eval_every=1).run()
     reader = events(tmp_path)
     curve = reader.Scalars(f"{POOLED}/train log-loss")
     assert [e.step for e in curve] == list(range(1, len(curve) + 1))

@@ -218,9 +218,23 @@ def test_a_file_that_takes_a_built_in_name_is_told(workspace):
     assert algorithms["fedavg"] is FedAvg
 
 
-def test_built_in_names_win_over_files(workspace):
+def test_a_file_named_like_a_built_in_method_is_refused(workspace):
     workspace("fedavg.py", "raise RuntimeError\n")
-    assert algorithms["fedavg"] is FedAvg
+    assert "fedavg.py has the name of a built-in" in refused(algorithms, "fedavg")
+    assert algorithms["local"] is not None
+
+
+def test_a_name_may_have_capitals_and_no_path_leads_out_of_the_workspace(workspace, tmp_path):
+    workspace("MyMethod.py", IMPORT + "class Mine(FedAvg):\n    pass\n")
+    assert algorithms["MyMethod"].name == "MyMethod"
+    (tmp_path / "evil.py").write_text(IMPORT + "class Evil(FedAvg):\n    pass\n")
+    assert "no algorithm called '../evil'" in refused(algorithms, "../evil")
+
+
+@pytest.mark.parametrize("what", ["def f():\n    pass\n", "class A:\n    pass\n"])
+def test_only_subclasses_can_be_registered(workspace, what):
+    workspace("odd.py", f'from fedtopo_torch import register\n@register("odd")\n{what}')
+    assert "no subclass of Algorithm" in refused(algorithms, "odd")
 
 
 def test_a_missing_file_is_named_and_the_workspaces_files_are_known(workspace):

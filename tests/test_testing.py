@@ -114,7 +114,7 @@ class Stateful(FedAvg):
     ("method", "rule", "told"),
     [
         (Undocumented, "check_options", "'mu' has no description"),
-        (NotFinite, "check_finite", "is not finite"),
+        (NotFinite, "check_finite", "log-loss is nan"),
         (Random, "check_rerun", "different models"),
         (Stateful, "check_rerun", "different models"),
         (Mixes, "check_rows", "mixes rows"),

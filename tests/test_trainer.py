@@ -632,13 +632,14 @@ def test_fault_28_divergence_names_method_round_and_client(make_federation, meth
             finished.append(result)
 
     with pytest.raises(Diverged) as caught:
-        run(method, federation, eta=1e6, eval_every=eval_every, callbacks=[Listener()])
+        # eta l2 = 2.5: each step multiplies weights by -1.5, whatever the data.
+        run(method, federation, eta=250, eval_every=eval_every, callbacks=[Listener()])
     result = caught.value.result
     message = str(caught.value)
     assert method.title in message
     assert f"round {result.rounds + 1} " in message
     assert any(f"client '{name}'" in message for name in federation.names)
-    assert "1e+06" in message
+    assert "eta = 250" in message
     # The last good round and nothing after it.
     assert result.rounds > 0
     assert finished == [result]
@@ -648,6 +649,12 @@ def test_fault_28_divergence_names_method_round_and_client(make_federation, meth
     assert [row for row in rows if not math.isfinite(row.value)] == []
     assert max((row.round for row in rows), default=0) <= result.rounds
     assert bool(rows) == (eval_every <= result.rounds)
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg(), PTopoFL()], ids=lambda m: m.title)
+def test_fault_28_a_hopeless_step_size_is_refused_in_round_1(make_federation, method):
+    with pytest.raises(Diverged, match=r"diverged in round 1 at client 'c00'.*eta = 1e\+06"):
+        run(method, make_federation(SIZES), eta=1e6)
 
 
 def test_fault_28_the_client_named_is_the_one_that_diverged(make_clients):

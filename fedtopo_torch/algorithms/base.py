@@ -89,6 +89,12 @@ class Algorithm(Options):
     #: False for references that use what no server could know.
     deployable: ClassVar[bool] = True
 
+    @property
+    def label(self) -> str:
+        """How tables and plots call it: its own title, or its class's name."""
+        # A subclass without a title must not be taken for the method it builds on.
+        return str(vars(type(self)).get("title") or type(self).__name__)
+
     def client_state(self, theta0: Tensor, problem: LocalProblem) -> State:
         """Rows ``[k, ...]`` that stay on the clients between rounds; none by default."""
         return {}

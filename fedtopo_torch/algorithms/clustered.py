@@ -79,7 +79,7 @@ class ClusteredAlgorithm(Algorithm):
         alpha = self.alpha
         if alpha is None:
             alpha = calibrated_alpha(self.abar, facts.eta, facts.l2, facts.local_steps)
-            if self.abar > 0 and alpha == 0:
+            if self.abar > 0 and facts.l2 == 0:
                 warnings.warn(
                     "with l2 = 0 the calibrated alpha is 0, whatever abar: clusters train apart. "
                     "Give alpha to blend them.",

@@ -41,7 +41,9 @@ class Ditto(FedAvg):
         uplink, _ = super().local_update(message, client, problem)
         theta = message["theta"]
         pull = None if self.lambda_d == 0 else lambda v: self.lambda_d * (v - theta)
-        return uplink, {"personal": problem.descend(client["personal"], pull)}
+        # From step 0 again, so that both models see the same draws.
+        again = problem.at_round(problem.round)
+        return uplink, {"personal": again.descend(client["personal"], pull)}
 
     def personal(self, message: Message, client: State, problem: LocalProblem) -> Tensor:
         return client["personal"]

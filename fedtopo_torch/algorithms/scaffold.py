@@ -46,7 +46,8 @@ class Scaffold(Algorithm):
         self, message: Message, client: State, problem: LocalProblem
     ) -> tuple[Message, State]:
         uplink, _ = super().local_update(message, client, problem)
-        drift = (message["theta"] - uplink["theta"]) / (problem.steps * problem.eta)[:, None]
+        moved = message["theta"] - uplink["theta"]
+        drift = moved / (problem.steps.to(moved.dtype) * problem.eta)[:, None]
         change = drift - message["control"]
         return {**uplink, "control": change}, {"control": client["control"] + change}
 

@@ -29,6 +29,7 @@ class InProcess:
         for data in objective.data(federation.train):
             clouds = [federation.clouds[i] for i in data.rows.tolist()]
             self.problems.append(LocalProblem(objective, data, clouds))
+        self._versions = {id(problem): problem.version for problem in self.problems}
         # One bucket holds every client in order: rows can be passed on as they are.
         self._whole = len(self.problems) == 1
 
@@ -37,17 +38,33 @@ class InProcess:
             return dict(values)
         return {name: value[problem.data.rows] for name, value in values.items()}
 
-    def _gather(self, work: Callable[[LocalProblem], Message]) -> Message:
+    def _gather(self, hook: str, work: Callable[[LocalProblem], Message]) -> Message:
         """Run ``work`` on every bucket and put its rows in the order of clients."""
         if self._whole:
-            return work(self.problems[0])
+            return self._checked(hook, work(self.problems[0]), self.problems[0])
         gathered: Message = {}
         for problem in self.problems:
-            for name, value in work(problem).items():
+            for name, value in self._checked(hook, work(problem), problem).items():
                 if name not in gathered:
                     gathered[name] = value.new_empty((self.size, *value.shape[1:]))
                 gathered[name][problem.data.rows] = value
         return gathered
+
+    def _checked(self, hook: str, message: Message, problem: LocalProblem) -> Message:
+        """What a hook returned: a row per client, and the clients' data as they were."""
+        what = f"{type(self.algorithm).__name__}.{hook}"
+        if not isinstance(message, dict):
+            raise ValueError(f"{what} returns {type(message).__name__}, not a dict of tensors.")
+        for name, value in message.items():
+            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != len(problem):
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"{what}: '{name}' is {shape}; needed is a tensor with one row for each of "
+                    f"{len(problem)} clients."
+                )
+        if problem.version != self._versions[id(problem)]:
+            raise ValueError(f"{what} changes the clients' records in place: work on copies.")
+        return message
 
     def handshake(self) -> Message:
         """What every client sends first: n, feature sums and squares, L_k where it is known."""
@@ -62,18 +79,26 @@ class InProcess:
             smoothness = problem.objective.smoothness(problem.data)
             return message if smoothness is None else {**message, "smoothness": smoothness}
 
-        return self._gather(hello)
+        return self._gather("handshake", hello)
 
     def introduce(self, facts: Facts) -> Message:
         """Tell every client the facts, then collect the algorithm's introductions."""
         told = dataclasses.replace(facts, n=None, names=(), groups=None)
         for problem in self.problems:
             problem.facts = told
-        return self._gather(self.algorithm.introduce)
+        introductions = self._gather("introduce", self.algorithm.introduce)
+        for name, value in introductions.items():
+            if not bool(value.isfinite().all()):
+                raise ValueError(
+                    f"{type(self.algorithm).__name__}.introduce: '{name}' is not finite."
+                )
+        return introductions
 
     def start(self, theta0: Tensor) -> None:
         """Create the clients' state."""
-        state = self._gather(lambda problem: self.algorithm.client_state(theta0, problem))
+        state = self._gather(
+            "client_state", lambda problem: self.algorithm.client_state(theta0, problem)
+        )
         self.client = {name: value.clone() for name, value in state.items()}
 
     def update(self, message: Message, round: int) -> Message:
@@ -85,7 +110,7 @@ class InProcess:
                 self._rows(self.client, problem),
                 problem.at_round(round),
             )
-            for name, value in client.items():
+            for name, value in self._checked("local_update", client, problem).items():
                 if name not in self.client:
                     raise ValueError(
                         f"{type(self.algorithm).__name__}.local_update returns the client state "
@@ -98,7 +123,7 @@ class InProcess:
                     self.client[name][problem.data.rows] = value
             return uplink
 
-        return self._gather(work)
+        return self._gather("local_update", work)
 
     def personal(self, message: Message, round: int) -> Tensor:
         """The models clients are scored with ``[K, p]``."""
@@ -111,4 +136,4 @@ class InProcess:
             )
             return {"theta": theta}
 
-        return self._gather(work)["theta"]
+        return self._gather("personal", work)["theta"]

@@ -11,6 +11,9 @@ from .descriptor import as_cloud
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+#: Angles below this, in radians, are rounding.
+SAME_DIRECTION = 1e-9
+
 __all__ = ["subspace_basis", "subspace_distances"]
 
 
@@ -63,5 +66,7 @@ def subspace_distances(bases: ArrayLike) -> np.ndarray:
         angles = np.where(
             cosines**2 > 0.5, np.arcsin(np.clip(sines, -1, 1)), np.arccos(np.clip(cosines, -1, 1))
         )
+        # Rounding between the bases of clients with the same records.
+        angles[angles < SAME_DIRECTION] = 0.0
         distances[a, a + 1 :] = distances[a + 1 :, a] = np.degrees(angles.sum(axis=1))
     return distances
