@@ -321,7 +321,7 @@ def test_every_registered_dataset_has_a_line_of_help_and_described_options():
         assert cls.name == name
         assert cls.paper
         assert cls.__doc__.splitlines()[0].endswith(".")
-        assert all(meaning for _, _, meaning in cls.option_lines())
+        assert all(meaning for *_, meaning in cls.option_lines())
 
 
 def test_the_base_class_cannot_be_used():
