@@ -40,6 +40,27 @@ err = Console(stderr=True, highlight=False)
 
 INTERRUPTED = 130
 
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, metavar="INTEGER", help="Seed of every draw.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of the method, dataset or model, for example abar=0.5 or "
+        "regime=tails; repeat for more. 'fedtopo describe NAME' shows what there is.",
+    ),
+]
+Target = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Of your own CSV files: what to predict.")
+]
+Positive = Annotated[
+    str | None, typer.Option(metavar="VALUE", help="Of your own CSV files: the target's 1.")
+]
+TestSize = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Of each client's records, for testing.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -93,6 +114,12 @@ def _told(error: BaseException) -> str:
 
 def _print_warning(message: Any, *_: Any, **__: Any) -> None:
     err.print(f"[yellow]warning:[/] {escape(str(message))}")
+
+
+def _given(set_: list[str] | None, **shorthands: str | None) -> dict[str, str]:
+    """Options of ``--set``, and of the options that stand for one."""
+    short = [f"{name}={value}" for name, value in shorthands.items() if value is not None]
+    return parse_assignments([*(set_ or []), *short])
 
 
 def _shares(options: dict[str, str], parts: dict[str, type[Options]]) -> dict[str, dict[str, str]]:
@@ -155,18 +182,11 @@ def train(
     l2: Annotated[
         float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
     ] = 0.01,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="INTEGER", help="Seed of every draw.")
-    ] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of the method, dataset or model, for example abar=0.5 or "
-            "regime=tails; repeat for more. 'fedtopo describe NAME' shows what there is.",
-        ),
-    ] = None,
+    seed: Seed = 0,
+    set_: SetOption = None,
+    target: Target = None,
+    positive: Positive = None,
+    test_size: TestSize = None,
     references: Annotated[
         bool, typer.Option(help="Also train FedAvg and Local, to compare with.")
     ] = True,
@@ -193,7 +213,7 @@ def train(
         from .runs import RunFolder
         from .trainer import Result, Trainer
 
-        given = parse_assignments(set_ or [])
+        given = _given(set_, target=target, positive=positive, test_size=test_size)
         parts: dict[str, Any] = {"algo": algorithms[algo], "dataset": datasets[dataset]}
         if model != "auto":
             parts["model"] = models[model]
@@ -593,3 +613,71 @@ def _plain_text(docstring: str | None) -> str:
 def _root() -> None:
     """Quiet the libraries that talk to the terminal."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@app.command("inspect")
+def inspect_(
+    folder: Annotated[Path, typer.Argument(help="A folder of CSV files, one per client.")],
+    target: Target = None,
+    positive: Positive = None,
+    test_size: TestSize = None,
+    set_: SetOption = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Print what a folder of your own CSV files is understood as; writes nothing."""
+    with _reported(debug):
+        from .datasets.folder import folder_dataset
+
+        source: Any = folder_dataset(folder)
+        given = _given(set_, target=target, positive=positive, test_size=test_size)
+        options = _shares(given, {"dataset": source})["dataset"]
+        summary = source(**options).describe(seed)
+        out.print(
+            f"[bold]{escape(str(summary.path))}[/]: {len(summary.clients)} clients, "
+            f"{len(summary.feature_names)} features for a model, target "
+            f"'{escape(summary.target)}' ({summary.task}; 0.. are "
+            f"{escape(', '.join(summary.classes))})"
+        )
+        table = Table(title="clients", title_justify="left")
+        for column in ("client", "records", "training", "test", "classes", "missing cells"):
+            table.add_column(column, justify="left" if column == "client" else "right")
+        for client in summary.clients:
+            counts = ", ".join(f"{name}: {count}" for name, count in client.classes.items())
+            if client.prevalence is not None:
+                counts += f" ({client.prevalence:.0%})"
+            sizes = (client.records, client.train, client.test)
+            table.add_row(
+                escape(client.name), *map(str, sizes), escape(counts), str(client.missing)
+            )
+        out.print(table)
+        table = Table(title="columns", title_justify="left")
+        for column in ("column", "kind", "missing", "filled with", "categories"):
+            table.add_column(column)
+        for each in summary.columns:
+            fill = f"{each.fill:.4g}" if isinstance(each.fill, float) else each.fill
+            categories = ", ".join(each.categories[:8]) + (", ..." if each.categories[8:] else "")
+            table.add_row(
+                escape(each.name), each.kind, str(each.missing), escape(fill), escape(categories)
+            )
+        out.print(table)
+        for name, why in summary.ignored.items():
+            out.print(f"not used: {escape(name)} ({escape(why)})")
+        for file, count in summary.blank_rows.items():
+            out.print(f"left out: {count} blank rows of {escape(file)}")
+        for text in summary.warnings:
+            _print_warning(text)
+
+
+@app.command("new-workspace")
+def new_workspace_(
+    folder: Annotated[Path, typer.Argument(help="Where; made if missing.")],
+    debug: Debug = False,
+) -> None:
+    """Make algorithms/, datasets/ and runs/ with an example of each in a folder of your own."""
+    with _reported(debug):
+        from .workspace import new_workspace
+
+        for path in new_workspace(folder):
+            out.print(escape(str(path)))
+        out.print(f"Start with: cd {escape(str(folder))} && fedtopo train --algo fedavgm")
