@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rich.table
 from rich import box
 from rich.console import Group
@@ -42,6 +43,9 @@ Value = str | int | float | bool | None
 
 NONE = "–"
 
+#: Above this many clients a table of them is too wide.
+MOST_CLIENTS = 10
+
 
 @dataclass(frozen=True)
 class Column:
@@ -49,7 +53,7 @@ class Column:
 
     Attributes:
         title: for people.
-        fields: names of the values of its cells, for machines.
+        fields: names of the values of its cells, for machines; none for what others hold already.
         number: align to the right, and never break a line within a cell.
     """
 
@@ -60,11 +64,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: ``text`` for people, ``values`` for machines, one per field of its column."""
+    """One cell.
+
+    Attributes:
+        text: for people.
+        values: for machines, one per field of its column.
+        bold: the best of its column.
+        mark: of significance, behind the text.
+    """
 
     text: str
     values: tuple[Value, ...]
     bold: bool = False
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,14 +88,12 @@ class Table:
         columns: from left to right.
         rows: one cell per column each.
         notes: sentences below.
-        groups: rows after which a line is drawn, by index.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    groups: frozenset[int] = frozenset()
 
     def rich(self) -> Group:
         """For the terminal: ``console.print(table.rich())``."""
@@ -95,20 +105,30 @@ class Table:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        for column in self.columns:
-            right = column.number
+        for j, column in enumerate(self.columns):
+            texts = [self._in_terminal(row[j], j) for row in self.rows]
+            # Titles and names may wrap in a narrow terminal, numbers may not.
+            widths = [len(t if column.number else word) for t in texts for word in t.split() or [t]]
             table.add_column(
-                Text(column.title), justify="right" if right else "left", no_wrap=False
+                Text(column.title),
+                justify="right" if column.number else "left",
+                min_width=max(widths, default=1),
             )
-        for i, row in enumerate(self.rows):
+        for row in self.rows:
             table.add_row(
                 *(
-                    Text(cell.text, style="bold" if cell.bold else "", no_wrap=column.number)
-                    for cell, column in zip(row, self.columns, strict=True)
-                ),
-                end_section=i in self.groups,
+                    Text(self._in_terminal(cell, j), style="bold" if cell.bold else "")
+                    for j, cell in enumerate(row)
+                )
             )
         return Group(table, *(Text(note, style="dim") for note in self.notes))
+
+    def _in_terminal(self, cell: Cell, column: int) -> str:
+        """With room for a mark where the column has any, so that points stay below each other."""
+        if not any(row[column].mark for row in self.rows):
+            return cell.text
+        # A no-break space, since ordinary ones at the end are cut off.
+        return f"{cell.text}\u00a0{cell.mark or chr(0xA0)}"
 
     @property
     def fields(self) -> list[str]:
@@ -146,8 +166,7 @@ class Table:
         lines.append("| " + " | ".join(_markdown(c.title) for c in self.columns) + " |")
         lines.append("|" + "|".join("--:" if c.number else ":--" for c in self.columns) + "|")
         for row in self.rows:
-            cells = (f"**{_markdown(c.text)}**" if c.bold else _markdown(c.text) for c in row)
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append("| " + " | ".join(map(_markdown_cell, row)) + " |")
         for note in self.notes:
             lines += ["", _markdown(note)]
         return "\n".join(lines) + "\n"
@@ -163,12 +182,9 @@ class Table:
             " & ".join(_latex(column.title) for column in self.columns) + r" \\",
             r"\hline",
         ]
-        for i, row in enumerate(self.rows):
-            cells = (rf"\textbf{{{_latex(c.text)}}}" if c.bold else _latex(c.text) for c in row)
+        for row in self.rows:
             # Braces keep LaTeX from reading "[" or "*" at the start of a row as an option of \\.
-            lines.append("{}" + " & ".join(cells) + r" \\")
-            if i in self.groups and i + 1 < len(self.rows):
-                lines.append(r"\hline")
+            lines.append("{}" + " & ".join(map(_latex_cell, row)) + r" \\")
         lines += [r"\hline", r"\end{tabular}"]
         if self.notes:
             lines.append(r"\par\medskip")
@@ -206,6 +222,16 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, c) for c in text)
 
 
+def _markdown_cell(cell: Cell) -> str:
+    text = f"**{_markdown(cell.text)}**" if cell.bold else _markdown(cell.text)
+    return f"{text} {cell.mark}" if cell.mark else text
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = rf"\textbf{{{_latex(cell.text)}}}" if cell.bold else _latex(cell.text)
+    return f"{text} ${cell.mark}$" if cell.mark else text
+
+
 # ---- cells --------------------------------------------------------------------------------------
 
 
@@ -224,12 +250,9 @@ def _shown(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.2e}"
 
 
-def _spread(spread: Spread, mark: str | None = None, bold: bool = False) -> Cell:
-    """``mean ± std``, and the mark with its place kept free, so that points stay aligned."""
-    text = NONE if not spread.seeds else f"{_shown(spread.mean, 4)} ± {_shown(spread.std, 4)}"
-    if mark is None:
-        return Cell(text, (spread.mean, spread.std), bold)
-    return Cell(f"{text} {mark}".rstrip() if mark else text, (spread.mean, spread.std, mark), bold)
+def _spread(spread: Spread, *, bold: bool) -> Cell:
+    text = f"{_shown(spread.mean, 4)} ± {_shown(spread.std, 3)}" if spread.seeds else NONE
+    return Cell(text, (spread.mean, spread.std), bold)
 
 
 def _name(row: Summary) -> Cell:
@@ -244,8 +267,10 @@ _METHOD = Column("method", ("method", "deployable"), number=False)
 
 
 def comparison_tables(comparison: Comparison, reference: str | None = None) -> list[Table]:
-    """All tables worth printing: results and what was sent per federation, gaps to the paper's
-    numbers where it has the federation, times, failures where there are any.
+    """All tables worth printing.
+
+    Per federation the results, the clients (up to 10), what was sent, and the gaps to the paper's
+    numbers where it has the federation; then times, and failures where there are any.
 
     Args:
         comparison: with at least one run.
@@ -254,12 +279,16 @@ def comparison_tables(comparison: Comparison, reference: str | None = None) -> l
     Raises:
         OptionError: the reference is not compared.
     """
-    names = [choice.label for choice in comparison.plan.datasets]
-    tables = [results_table(comparison, name, reference) for name in names]
-    tables += [sent_table(comparison, name) for name in names]
-    paper = paper_table(comparison)
-    if paper is not None:
-        tables.append(paper)
+    tables = []
+    for dataset in comparison.plan.datasets:
+        name = dataset.label
+        tables.append(results_table(comparison, name, reference))
+        if 0 < len(comparison.clients(name)) <= MOST_CLIENTS:
+            tables.append(clients_table(comparison, name))
+        tables.append(sent_table(comparison, name))
+        paper = paper_table(comparison, name)
+        if paper is not None:
+            tables.append(paper)
     tables.append(times_table(comparison))
     if comparison.failures:
         tables.append(failures_table(comparison))
@@ -269,9 +298,10 @@ def comparison_tables(comparison: Comparison, reference: str | None = None) -> l
 def results_table(comparison: Comparison, dataset: str, reference: str | None = None) -> Table:
     """The paper's Tables 1 and 6 for one federation, one row a method.
 
-    Columns: finished seeds; pooled test log-loss and AUC, mean ± std over seeds, the log-loss with
-    its significance mark; fractions of clients worse off than under FedAvg and Local; loss of the
-    worst client. The best deployable method that finished every seed is bold.
+    Columns: pooled test log-loss and AUC, mean ± std over seeds, the log-loss with its significance
+    mark; fractions of clients worse off than under FedAvg and Local; log-loss of the worst client;
+    mean AUC of clients. The number of seeds, where some did not finish. The best deployable method
+    that finished every seed is bold.
 
     Raises:
         OptionError: the federation or the reference is not compared.
@@ -279,52 +309,46 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
     chosen = comparison.plan.dataset(dataset)
     rows = [row for row in comparison.summary(reference) if row.dataset == chosen.label]
     columns = (
-        _METHOD,
-        Column("seeds", ("seeds", "failed_seeds")),
-        Column("log-loss", ("log_loss_mean", "log_loss_std", "log_loss_mark")),
+        Column("method", (*_METHOD.fields, "seeds", "failed_seeds"), number=False),
+        Column("seeds", ()),
+        Column("log-loss", ("log_loss_mean", "log_loss_std", "log_loss_mark", "p", "p_holm")),
         Column("AUC", ("auc_mean", "auc_std")),
         Column("worse than FedAvg", ("worse_than_fedavg",)),
         Column("worse than Local", ("worse_than_local",)),
         Column("worst client", ("worst_client",)),
-        Column(
-            "mean of clients: log-loss, AUC, accuracy",
-            ("client_log_loss", "client_auc", "client_accuracy"),
-        ),
+        Column("client AUC", ("client_auc", "client_log_loss", "client_accuracy")),
     )
     racing = [row for row in rows if row.deployable and row.finished == row.planned]
     lowest = min((row.log_loss.mean for row in racing), default=math.nan)
-    highest = max(
-        (row.auc.mean for row in racing if not math.isnan(row.auc.mean)), default=math.nan
-    )
-    # No mark anywhere leaves no place for one.
-    place = any(row.mark for row in rows)
+    highest = max((row.auc.mean for row in racing if row.auc.seeds), default=math.nan)
     cells = tuple(
         (
-            _name(row),
-            Cell(str(row.finished), (row.finished, row.failed)),
-            _marked(row, place, bold=row in racing and row.log_loss.mean == lowest),
+            Cell(_name(row).text, (*_name(row).values, row.finished, row.failed)),
+            Cell(str(row.finished), ()),
+            _tested(row, bold=row in racing and row.log_loss.mean == lowest),
             _spread(row.auc, bold=row in racing and row.auc.mean == highest),
             _number(row.worse_than_fedavg, 2),
             _number(row.worse_than_local, 2),
             _number(row.worst_client, 3),
             Cell(
-                " ".join(
-                    _shown(v, 3) for v in (row.client_log_loss, row.client_auc, row.client_accuracy)
-                ),
-                (row.client_log_loss, row.client_auc, row.client_accuracy),
+                _shown(row.client_auc, 3),
+                (row.client_auc, row.client_log_loss, row.client_accuracy),
             ),
         )
         for row in rows
     )
+    if all(row.finished == row.planned for row in rows):
+        columns = columns[:1] + columns[2:]
+        cells = tuple(row[:1] + row[2:] for row in cells)
     title = f"{chosen.label}: test records, round {comparison.plan.training.rounds}"
     notes = _result_notes(comparison, chosen, rows, reference)
     return Table(title, columns, cells, tuple(notes))
 
 
-def _marked(row: Summary, place: bool, bold: bool) -> Cell:
-    cell = _spread(row.log_loss, row.mark, bold)
-    # A no-break space, since an ordinary one at the end is cut off.
-    return Cell(cell.text + "\u00a0\u00a0", cell.values, bold) if place and not row.mark else cell
+def _tested(row: Summary, bold: bool) -> Cell:
+    cell = _spread(row.log_loss, bold=bold)
+    p = (row.test.p, row.test.adjusted) if row.test else (None, None)
+    return Cell(cell.text, (*cell.values, row.mark, *p), bold, row.mark)
 
 
 def _result_notes(
@@ -334,7 +358,8 @@ def _result_notes(
     notes = [
         f"Mean ± std over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, all clients' test "
         f"records pooled; lower log-loss and higher AUC are better. Worse than: fraction of "
-        f"clients; worst client: its log-loss."
+        f"clients whose log-loss is higher; worst client: its log-loss; client AUC: mean of "
+        f"clients."
     ]
     if any(row.deployable and row.finished == row.planned for row in rows):
         notes[0] += " Bold: best deployable method."
@@ -452,7 +477,8 @@ _WAYS = ("up", "down")
 
 def _words(counts: tuple[int, int]) -> str:
     floats, integers = counts
-    return f"{floats} floats" + (f" and {integers} integers" if integers else "")
+    whole = f" and {integers} integer{'s' if integers > 1 else ''}" if integers else ""
+    return f"{floats} floats{whole}"
 
 
 def _sent(counts: tuple[int, int], p: int) -> Cell:
@@ -519,7 +545,7 @@ def failures_table(comparison: Comparison) -> Table:
 
 
 def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss") -> Table:
-    """One metric per client and method on the test records, mean ± std over seeds.
+    """One metric on the test records per method (rows) and client (columns), mean over seeds.
 
     Args:
         comparison: the runs.
@@ -530,33 +556,37 @@ def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss"
         OptionError: the federation is not compared.
     """
     label = comparison.plan.dataset(dataset).label
-    methods = [m for m in comparison.plan.methods if comparison.of(label, m.label)]
-    columns = (
-        Column("client", ("client",), number=False),
-        *(Column(m.label, (f"{m.label} mean", f"{m.label} std", f"{m.label} n")) for m in methods),
-    )
-    values = {m.label: comparison.client_values(label, m.label, metric) for m in methods}
-    rows = []
-    for k, name in enumerate(comparison.clients(label)):
-        spreads = [Spread.of(values[m.label][:, k].tolist()) for m in methods]
-        rows.append(
-            (
-                _text(name),
-                *(
-                    Cell(_shown(s.mean, 3), (s.mean, s.std, s.seeds), bold=_best(s, spreads, metric))
-                    for s in spreads
-                ),
-            )
-        )
-    title = f"{label}: {metric.replace('_', '-')} per client, test records"
-    note = "Mean over seeds; bold: best method for this client, references included."
-    return Table(title, columns, tuple(rows), (note,))
-
-
-def _best(spread: Spread, spreads: Sequence[Spread], metric: str) -> bool:
-    means = [s.mean for s in spreads if s.seeds]
+    rows = [row for row in comparison.summary() if row.dataset == label and row.finished]
+    names = comparison.clients(label)
+    values = [comparison.client_values(label, row.method, metric) for row in rows]
+    spreads = [[Spread.of(own[:, k].tolist()) for k in range(len(names))] for own in values]
     pick: Callable[[list[float]], float] = min if metric == "log_loss" else max
-    return bool(means) and spread.seeds > 0 and spread.mean == pick(means)
+    best = []
+    for k in range(len(names)):
+        means = [
+            own[k].mean
+            for own, row in zip(spreads, rows, strict=True)
+            if row.deployable and own[k].seeds
+        ]
+        best.append(pick(means) if means else math.nan)
+    columns = (_METHOD, *(Column(name, (f"{name} mean", f"{name} std")) for name in names))
+    cells = tuple(
+        (
+            _name(row),
+            *(
+                Cell(_shown(s.mean, 3), (s.mean, s.std), bold=row.deployable and s.mean == best[k])
+                for k, s in enumerate(own)
+            ),
+        )
+        for row, own in zip(rows, spreads, strict=True)
+    )
+    title = f"{label}: {metric.replace('_', '-')} of each client's test records"
+    notes = ["Mean over seeds. Bold: best deployable method for the client."]
+    undefined = max((int(np.isnan(own).sum()) for own in values), default=0)
+    if undefined:
+        total = max(own.size for own in values)
+        notes.append(f"No value (no records, or of one class): {undefined} of {total}, left out.")
+    return Table(title, columns, cells, tuple(notes))
 
 
 # ---- the paper's numbers ------------------------------------------------------------------------
@@ -569,66 +599,59 @@ def _paper() -> dict[str, Any]:
     return content
 
 
-def paper_table(comparison: Comparison) -> Table | None:
-    """Ours, the paper's and the difference, for every method on the paper's three federations.
+def paper_table(comparison: Comparison, dataset: str) -> Table | None:
+    """Ours, the paper's and the difference, for every method on one of the paper's federations.
 
     Nothing is left out: a method the paper has no (legible) number for stands with a dash. None
-    where no federation of the comparison is one of the paper's, with its default options.
+    where the federation is not one of the paper's, with its default options.
+
+    Raises:
+        OptionError: the federation is not compared.
     """
     paper, plan = _paper(), comparison.plan
-    own = [d for d in plan.datasets if d.key in paper["table1"] and d.is_default]
-    if not own:
+    chosen = plan.dataset(dataset)
+    if chosen.key not in paper["table1"] or not chosen.is_default:
         return None
     columns = (
-        Column("federation", ("dataset",), number=False),
         Column("method", ("method",), number=False),
         *(
             Column(title, (f"{metric}_{field}",))
             for metric, name in (("log_loss", "log-loss"), ("auc", "AUC"))
             for title, field in (
                 (f"{name}, ours", "ours"),
-                ("paper's", "paper"),
+                (f"{name}, paper", "paper"),
                 ("difference", "difference"),
             )
         ),
     )
-    summary = {(row.dataset, row.method): row for row in comparison.summary()}
-    cells, lines = [], set()
-    for dataset in own:
-        for method in plan.methods:
-            printed = paper["table1"][dataset.key].get(method.key, {}) if method.is_default else {}
-            row = summary[dataset.label, method.label]
-            cells.append(
-                (
-                    _text(dataset.label),
-                    _text(method.label),
-                    *_gap(row.log_loss.mean, printed.get("log_loss")),
-                    *_gap(row.auc.mean, printed.get("auc")),
-                )
-            )
-        lines.add(len(cells) - 1)
-    notes = [f"Paper: {paper['source']}. {NONE}: no such number there."]
+    printed = paper["table1"][chosen.key]
+    cells = []
+    for row in comparison.summary():
+        if row.dataset == chosen.label:
+            method = plan.method(row.method)
+            theirs = printed.get(method.key, {}) if method.is_default else {}
+            losses = _gap(row.log_loss.mean, theirs.get("log_loss"))
+            cells.append((_text(row.method), *losses, *_gap(row.auc.mean, theirs.get("auc"))))
+    notes = [
+        f"Means over seeds. Paper: Vomo-Donfack, Hoszu, Ginot, Morilla, 2026, Table 1; {NONE}: no "
+        f"number there that we could read."
+    ]
     training = plan.training
     changed = [
-        f"{name} {_plain_number(have)} (paper {_plain_number(theirs)})"
+        f"{name} {_plain_number(have)} (paper: {_plain_number(theirs)})"
         for name, have, theirs in (
             ("rounds", training.rounds, paper["rounds"]),
             ("local steps", training.local_steps, paper["local_steps"]),
-            ("eta", training.eta, "auto"),
-            ("l2", training.l2, 0.01),
+            ("eta", training.eta, paper["eta"]),
+            ("l2", training.l2, paper["l2"]),
             ("model", plan.model.label if plan.model else "logistic", "logistic"),
         )
         if have != theirs
     ]
     if changed:
         notes.append(f"Not the paper's settings: {', '.join(changed)}.")
-    return Table(
-        "Beside the paper's Table 1 (means over seeds)",
-        columns,
-        tuple(cells),
-        tuple(notes),
-        frozenset(lines),
-    )
+    title = f"{chosen.label}: beside the paper's Table 1"
+    return Table(title, columns, tuple(cells), tuple(notes))
 
 
 def _plain_number(value: Any) -> str:

@@ -5,8 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from pydantic import Field
 from typer.testing import CliRunner
 
+from fedtopo_torch import train
 from fedtopo_torch.cli import app
 from fedtopo_torch.registry import algorithms
 
@@ -27,7 +30,8 @@ def fedtopo_commands() -> list[list[str]]:
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
+    for name in ("algorithms", "datasets"):
+        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
@@ -43,7 +47,7 @@ def test_every_command_runs(workspace):
 def test_python_blocks_run(workspace):
     ran = 0
     for block in blocks("python"):
-        if "@register" in block:
+        if "class " in block:
             continue
         if "models.pt" in block:
             assert CliRunner().invoke(app, ["train", "--rounds", "2"]).exit_code == 0
@@ -57,3 +61,11 @@ def test_the_example_method_is_the_file_in_the_workspace(workspace):
     source = (ROOT / "algorithms" / "fedavgm.py").read_text()
     assert source.split('"""\n\n', 1)[1] == block
     assert algorithms["fedavgm"](beta=0.9).beta == 0.9
+
+
+def test_the_fedprox_of_the_readme_is_fedprox():
+    (block,) = [b for b in blocks("python") if "class FedProx" in b]
+    names = {"FedAvg": algorithms["fedavg"], "Field": Field}
+    exec(compile(block, "README.md", "exec"), names)
+    theirs = train(names["FedProx"](mu=0.2), rounds=3).theta
+    assert torch.equal(theirs, train(algorithms["fedprox"](mu=0.2), rounds=3).theta)
