@@ -22,6 +22,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from threadpoolctl import threadpool_limits
 
 from .evaluation import METRICS, Evaluator
 from .federation import Federation
+from .models.base import Model
 from .options import OptionError
 from .plan import Job
 from .registry import models
@@ -228,9 +230,7 @@ def _perform(job: Job, loader: _Loader, folder: Path | None) -> tuple[Run, str |
 
 def _train(job: Job, federation: Federation) -> Run:
     begun = time.perf_counter()
-    network = job.model.instance if job.model else None
-    if network is None:
-        network = models["logistic" if federation.task == "binary" else "softmax"]()
+    network = job.model.instance if job.model else _linear_model(federation.task)
     training = job.training
     trainer = Trainer(
         job.method.instance,
@@ -273,6 +273,11 @@ def _train(job: Job, federation: Federation) -> Run:
         None if labels is None else tuple(labels.tolist()),
         seconds=time.perf_counter() - begun,
     )
+
+
+@cache
+def _linear_model(task: str) -> Model:
+    return models["logistic" if task == "binary" else "softmax"]()  # type: ignore[no-any-return]
 
 
 def failed(job: Job, error: str) -> Run:

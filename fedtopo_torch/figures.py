@@ -1,4 +1,5 @@
-"""Figures of what pTopoFL sees: persistence diagrams, and distances between descriptors.
+"""Figures of what pTopoFL sees (persistence diagrams, distances between descriptors) and of a
+comparison of methods (training curves, clients).
 
 Figures are made without pyplot: nothing global changes, and any thread may draw. Colours are safe
 for colour-blind readers and nothing is told by colour alone.
@@ -6,10 +7,11 @@ for colour-blind readers and nothing is told by colour alone.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,10 +22,21 @@ from .randomness import generator
 from .topology import diagrams
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.axes import Axes
+    from matplotlib.text import Text
     from numpy.typing import ArrayLike
 
-__all__ = ["distance_figure", "persistence_figure"]
+    from .comparison import Comparison
+
+__all__ = [
+    "clients_figure",
+    "curves_figure",
+    "distance_figure",
+    "persistence_figure",
+    "save_figure",
+]
 
 #: Above this many clients a matrix has no room for names, and shows clusters only.
 NAMED_CLIENTS = 40
@@ -39,6 +52,13 @@ DIMENSIONS = (
     ("H0, components", "o", "#0072B2"),
     ("H1, loops", "^", "#D55E00"),
 )
+
+# Okabe and Ito's colours but the yellow, which is hard to see on white.
+METHOD_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000")
+# Line styles and markers have other periods than the colours: 35 methods differ in one of them,
+# and methods of one colour always in line and marker.
+METHOD_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+METHOD_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p")
 
 
 def persistence_figure(
@@ -187,6 +207,169 @@ def distance_figure(
         f"Distances between the descriptors of {size} client{'s' if size > 1 else ''}", fontsize=12
     )
     return figure
+
+
+def curves_figure(comparison: Comparison, dataset: str) -> Figure:
+    """Training curves: pooled test log-loss against rounds, one line a method.
+
+    The line is the mean over finished seeds, the band one standard deviation (ddof 0) to either
+    side. Methods differ in colour and line style, and are listed in the order of their last mean.
+
+    Args:
+        comparison: the runs; :attr:`~fedtopo_torch.plan.Training.eval_every` sets the points.
+        dataset: label or name of the federation.
+
+    Raises:
+        OptionError: the federation is not compared.
+        ValueError: no run on it has finished.
+    """
+    label = comparison.plan.dataset(dataset).label
+    figure = _figure(7.6, 4.4)
+    axes = figure.add_subplot()
+    drawn = []
+    for i, method in enumerate(comparison.plan.methods):
+        rounds, values = comparison.curve(label, method.label)
+        if not len(values):
+            continue
+        mean, std = values.mean(0), values.std(0)
+        colour = METHOD_COLOURS[i % len(METHOD_COLOURS)]
+        axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.07, linewidth=0)
+        style = METHOD_LINES[i % len(METHOD_LINES)]
+        name = _name(method.label, method.instance.deployable)
+        (line,) = axes.plot(
+            rounds,
+            mean,
+            color=colour,
+            linestyle=style,
+            linewidth=1.6,
+            # One point is no line.
+            marker=METHOD_MARKERS[i % len(METHOD_MARKERS)] if len(rounds) == 1 else None,
+            label=name,
+        )
+        drawn.append((float(mean[-1]), line))
+    if not drawn:
+        raise ValueError(f"no run on {label} has finished: there is no curve to draw.")
+    drawn.sort(key=lambda pair: -pair[0])
+    # As high in the list as on the right of the figure.
+    legend = figure.legend(
+        handles=[line for _, line in drawn],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=9,
+        handlelength=3.2,
+    )
+    _plain_text(legend.get_texts())
+    axes.set(xlabel="round", ylabel="test log-loss, pooled")
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    seeds = len(comparison.plan.seeds)
+    _title(axes, f"{label}: mean ± std over {seeds} seed{'s' if seeds > 1 else ''}")
+    return figure
+
+
+def clients_figure(comparison: Comparison, dataset: str) -> Figure:
+    """Test log-loss of every client under every method: one row a client, one dot a method.
+
+    Dots are means over the seeds with a value, whiskers one standard deviation (ddof 0) to either
+    side. Methods differ in colour and marker.
+
+    Args:
+        comparison: the runs.
+        dataset: label or name of the federation. Of more than 40 clients the first 40 are shown.
+
+    Raises:
+        OptionError: the federation is not compared.
+        ValueError: no run on it has finished.
+    """
+    label = comparison.plan.dataset(dataset).label
+    methods = [
+        (i, method)
+        for i, method in enumerate(comparison.plan.methods)
+        if comparison.of(label, method.label)
+    ]
+    if not methods:
+        raise ValueError(f"no run on {label} has finished: there is no client to draw.")
+    names = comparison.clients(label)
+    shown = names[:NAMED_CLIENTS]
+    # A row has room for its methods, and a gap to the next.
+    height = len(shown) * (0.1 * len(methods) + 0.22)
+    figure = _figure(7.6, height + 1.3)
+    axes = figure.add_subplot()
+    rows = np.arange(len(shown))
+    for place, (i, method) in enumerate(methods):
+        values = comparison.client_values(label, method.label)[:, : len(shown)]
+        at = np.flatnonzero(~np.isnan(values).all(0))
+        shift = 0.76 * ((place + 0.5) / len(methods) - 0.5)
+        axes.errorbar(
+            np.nanmean(values[:, at], axis=0),
+            rows[at] + shift,
+            xerr=np.nanstd(values[:, at], axis=0),
+            fmt=METHOD_MARKERS[i % len(METHOD_MARKERS)],
+            color=METHOD_COLOURS[i % len(METHOD_COLOURS)],
+            markersize=5,
+            elinewidth=0.9,
+            label=_name(method.label, method.instance.deployable),
+        )
+    for row in rows[1::2]:
+        axes.axhspan(row - 0.5, row + 0.5, color="0.955", linewidth=0, zorder=0)
+    axes.set_yticks(rows, [_short(name) for name in shown], parse_math=False)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("test log-loss")
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    _plain_text(legend.get_texts())
+    some = f", first {len(shown)} of {len(names)} clients" if len(shown) < len(names) else ""
+    seeds = len(comparison.plan.seeds)
+    _title(axes, f"{label}: mean ± std over {seeds} seed{'s' if seeds > 1 else ''}{some}")
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as PNG (200 dots per inch) and SVG, each all of it or nothing.
+
+    Args:
+        figure: any figure of this module.
+        path: without an ending: ``runs/curves`` gives ``runs/curves.png`` and ``runs/curves.svg``.
+            The folder must exist.
+
+    Returns:
+        the two paths.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    from .runs import write_atomically
+
+    paths = []
+    for ending, settings in (
+        # No date and no version: the same figure gives the same file.
+        ("png", {"dpi": 200, "metadata": {"Software": None}}),
+        ("svg", {"metadata": {"Date": None, "Creator": None}}),
+    ):
+        content = io.BytesIO()
+        figure.savefig(content, format=ending, **settings)
+        # with_suffix would take what follows a dot in the name for an ending.
+        place = path.with_name(f"{path.name}.{ending}")
+        write_atomically(place, content.getvalue())
+        paths.append(place)
+    return paths
+
+
+def _name(label: str, deployable: bool) -> str:
+    return label if deployable else f"{label} (not deployable)"
+
+
+def _title(axes: Axes, text: str) -> None:
+    _plain_text([axes.set_title(text, fontsize=12, loc="left")])
+
+
+def _plain_text(texts: Sequence[Text]) -> None:
+    """A dollar sign in a label is a dollar sign, not mathematics."""
+    for text in texts:
+        text.set_parse_math(False)
 
 
 def _figure(width: float, height: float) -> Figure:

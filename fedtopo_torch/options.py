@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -92,7 +93,7 @@ class Options(BaseModel):
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-_KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+_KINDS = {Path: "a path", int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
 def _range(annotation: Any, metadata: Iterable[Any] = ()) -> str:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import math
+import pickle
 import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ METHODS = (
 )
 
 #: Points of a training curve, about; evaluating every round would cost as much as small rounds do.
-CURVE_POINTS = 25
+CURVE_POINTS = 50
 
 #: A method, federation or model: its name, its name and options, or an instance.
 Spec = str | tuple[str, Mapping[str, Any]] | Options
@@ -139,13 +140,15 @@ class Choice:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _choice_again, (self.kind, self.reference(), self.options, self.label)
+        options = pickle.dumps(self.options)
+        return _choice_again, (self.kind, self.reference(), options, self.label)
 
 
-def _choice_again(
-    kind: str, reference: tuple[str, str], options: dict[str, Any], label: str
-) -> Choice:
+@cache
+def _choice_again(kind: str, reference: tuple[str, str], pickled: bytes, label: str) -> Choice:
+    """Once per worker: looking up a name costs milliseconds, reading a folder's columns more."""
     how, where = reference
+    options = pickle.loads(pickled)
     if how == "name":
         return Choice.of(kind, (where, options), label)
     module, _, names = where.partition(":")
@@ -190,7 +193,7 @@ class Training(Options):
     eval_every: int | None = Field(
         None,
         ge=1,
-        description="rounds between two points of the curves; by default about 25 points. The last "
+        description="rounds between two points of the curves; by default about 50 points. The last "
         "round is always evaluated",
     )
 

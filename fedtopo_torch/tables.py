@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +45,7 @@ Value = str | int | float | bool | None
 NONE = "–"
 
 #: Above this many clients a table of them is too wide.
-MOST_CLIENTS = 10
+MOST_CLIENTS = 8
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,12 @@ class Table:
         )
         for j, column in enumerate(self.columns):
             texts = [self._in_terminal(row[j], j) for row in self.rows]
-            # Titles and names may wrap in a narrow terminal, numbers may not.
-            widths = [len(t if column.number else word) for t in texts for word in t.split() or [t]]
             table.add_column(
-                Text(column.title),
+                # Titles wrap where numbers leave them no room; in a narrow terminal names do too.
+                Text(_folded(column.title, max(map(len, texts), default=1))),
                 justify="right" if column.number else "left",
-                min_width=max(widths, default=1),
+                no_wrap=column.number,
+                overflow="fold",
             )
         for row in self.rows:
             table.add_row(
@@ -196,6 +197,18 @@ def _value(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _folded(title: str, width: int) -> str:
+    """The title in lines of ``width``, wider only where a word is; broken after space, _ or -."""
+    pieces = re.findall(r"[^ _-]*[ _-]?", title)
+    width = max(width, *(len(piece.rstrip()) for piece in pieces))
+    lines = [""]
+    for piece in pieces:
+        if len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
 _MARKDOWN = {c: f"\\{c}" for c in r"\`*_[]|<>#~"} | {"\n": " "}
 
 _LATEX = {
@@ -269,7 +282,7 @@ _METHOD = Column("method", ("method", "deployable"), number=False)
 def comparison_tables(comparison: Comparison, reference: str | None = None) -> list[Table]:
     """All tables worth printing.
 
-    Per federation the results, the clients (up to 10), what was sent, and the gaps to the paper's
+    Per federation the results, the clients (up to 8), what was sent, and the gaps to the paper's
     numbers where it has the federation; then times, and failures where there are any.
 
     Args:
@@ -308,7 +321,7 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
     """
     chosen = comparison.plan.dataset(dataset)
     rows = [row for row in comparison.summary(reference) if row.dataset == chosen.label]
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("method", (*_METHOD.fields, "seeds", "failed_seeds"), number=False),
         Column("seeds", ()),
         Column("log-loss", ("log_loss_mean", "log_loss_std", "log_loss_mark", "p", "p_holm")),
@@ -321,7 +334,7 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
     racing = [row for row in rows if row.deployable and row.finished == row.planned]
     lowest = min((row.log_loss.mean for row in racing), default=math.nan)
     highest = max((row.auc.mean for row in racing if row.auc.seeds), default=math.nan)
-    cells = tuple(
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
         (
             Cell(_name(row).text, (*_name(row).values, row.finished, row.failed)),
             Cell(str(row.finished), ()),
@@ -620,7 +633,7 @@ def paper_table(comparison: Comparison, dataset: str) -> Table | None:
             for title, field in (
                 (f"{name}, ours", "ours"),
                 (f"{name}, paper", "paper"),
-                ("difference", "difference"),
+                ("gap", "difference"),
             )
         ),
     )
@@ -633,8 +646,8 @@ def paper_table(comparison: Comparison, dataset: str) -> Table | None:
             losses = _gap(row.log_loss.mean, theirs.get("log_loss"))
             cells.append((_text(row.method), *losses, *_gap(row.auc.mean, theirs.get("auc"))))
     notes = [
-        f"Means over seeds. Paper: Vomo-Donfack, Hoszu, Ginot, Morilla, 2026, Table 1; {NONE}: no "
-        f"number there that we could read."
+        f"Means over seeds; gap: ours - paper's. Paper: Vomo-Donfack, Hoszu, Ginot, Morilla, 2026, "
+        f"Table 1; {NONE}: no number there that we could read."
     ]
     training = plan.training
     changed = [
