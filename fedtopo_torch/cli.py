@@ -681,3 +681,144 @@ def new_workspace_(
         for path in new_workspace(folder):
             out.print(escape(str(path)))
         out.print(f"Start with: cd {escape(str(folder))} && fedtopo train --algo fedavgm")
+
+
+@app.command()
+def compare(
+    algos: Annotated[
+        str, typer.Option(help="Methods, separated by commas; 'all' is the paper's eleven.")
+    ] = "all",
+    dataset: Annotated[
+        str, typer.Option(help="Federations, separated by commas.")
+    ] = "fed_heart_disease",
+    seeds: Annotated[
+        str, typer.Option(help="How many (10 is 0 to 9), or which, separated by commas.")
+    ] = "10",
+    model: Annotated[
+        str, typer.Option(help="Model; 'auto' is logistic, or softmax for several classes.")
+    ] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds T.")] = 150,
+    local_steps: Annotated[
+        int, typer.Option(min=1, help="Gradient steps per client and round, tau.")
+    ] = 10,
+    eta: Annotated[
+        str, typer.Option(help="Step size; 'auto' is 1 / the largest smoothness constant.")
+    ] = "auto",
+    l2: Annotated[
+        float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
+    ] = 0.01,
+    reference: Annotated[
+        str | None, typer.Option(help="Method the others are tested against; pTopoFL by default.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An option of every method and federation that has it, or of one "
+            "(ptopofl.abar=0.1); repeat for more.",
+        ),
+    ] = None,
+    target: Target = None,
+    positive: Positive = None,
+    test_size: TestSize = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the folder; by default from the federations.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Run many methods on the same splits, and print who is better, and how surely.
+
+    Finished runs are kept: the same command again, also after Ctrl-C, runs only what is missing.
+    """
+    step = _positive_or_auto(eta)
+    with _reported(debug):
+        from .comparison import Plan, run_plan
+        from .monitor import Counter
+        from .plan import METHODS
+        from .registry import algorithms, datasets
+        from .report import write_report
+        from .runs import comparison_folder
+        from .tables import comparison_tables
+
+        given = _given(set_, target=target, positive=positive, test_size=test_size)
+        chosen = METHODS if algos == "all" else [part.strip() for part in algos.split(",")]
+        methods = {each: algorithms[each] for each in chosen}
+        federations = {each.strip(): datasets[each.strip()] for each in dataset.split(",")}
+        options = _spread(given, {**methods, **federations})
+        plan = Plan.of(
+            # Names, not objects: processes find a workspace's classes by them.
+            [(each, options[each]) for each in chosen],
+            [(each, options[each]) for each in federations],
+            _seeds(seeds),
+            model=model,
+            rounds=rounds,
+            local_steps=local_steps,
+            eta=step,
+            l2=l2,
+        )
+        if reference is not None:
+            plan.method(reference)
+        short = "-".join(Path(each).stem for each in federations)
+        folder = comparison_folder(runs_dir, f"compare-{short}" if name is None else name)
+        counter = Counter(out, "compare")
+        try:
+            comparison = run_plan(
+                plan, processes=processes, folder=folder / "parts", on_progress=counter
+            )
+        finally:
+            counter.close()
+        if not comparison.runs:
+            raise KeyboardInterrupt
+        with _uninterrupted():
+            tables = comparison_tables(comparison, reference)
+            write_report(comparison, tables, folder)
+        for table in tables:
+            out.print()
+            out.print(table.rich())
+        again = f", {comparison.stored} of them taken from before" if comparison.stored else ""
+        out.print(
+            f"\n{len(comparison.runs)} runs in {comparison.seconds:.0f} s on "
+            f"{comparison.processes} processes{again}. Written to [bold]{escape(str(folder))}[/]: "
+            f"results.csv, tables as .md, .tex, .json and .csv, figures as .png and .svg"
+        )
+        if comparison.interrupted:
+            out.print("[yellow]Stopped[/]: the same command goes on where this one ended.")
+            raise typer.Exit(INTERRUPTED)
+        if comparison.failures:
+            raise typer.Exit(1)
+
+
+def _seeds(text: str) -> int | list[int]:
+    """``"10"`` is a number of seeds, ``"3,"`` and ``"0,4"`` are seeds."""
+    try:
+        if "," not in text:
+            return int(text)
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise OptionError(
+            f"seeds is '{text}': must be how many, or which, separated by commas."
+        ) from None
+
+
+def _spread(options: dict[str, str], parts: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Give each option to every part that declares it, or to the one named before a dot."""
+    shares: dict[str, dict[str, str]] = {part: {} for part in parts}
+    for name, value in options.items():
+        part, dot, plain = name.rpartition(".")
+        owners = [part] if dot and part in parts else list(parts)
+        owners = [each for each in owners if plain in parts[each].model_fields]
+        if not owners:
+            known = {field for cls in parts.values() for field in cls.model_fields}
+            raise OptionError(
+                f"no option '{name}' in {', '.join(parts)}." + did_you_mean(plain, known)
+            )
+        for each in owners:
+            shares[each].setdefault(plain, value)
+            if dot:
+                shares[each][plain] = value
+    return shares

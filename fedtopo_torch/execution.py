@@ -277,7 +277,7 @@ def _train(job: Job, federation: Federation) -> Run:
 
 @cache
 def _linear_model(task: str) -> Model:
-    return models["logistic" if task == "binary" else "softmax"]()  # type: ignore[no-any-return]
+    return models["logistic" if task == "binary" else "softmax"]()
 
 
 def failed(job: Job, error: str) -> Run:

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,9 +55,9 @@ DIMENSIONS = (
 
 # Okabe and Ito's colours but the yellow, which is hard to see on white.
 METHOD_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000")
-# Line styles and markers have other periods than the colours: 35 methods differ in one of them,
+# Line styles and markers have other periods than the colours: 28 methods differ in one of them,
 # and methods of one colour always in line and marker.
-METHOD_LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+METHOD_LINES = ("-", "--", "-.", ":")
 METHOD_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p")
 
 

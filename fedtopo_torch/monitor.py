@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .trainer import Result, Trainer
 
-__all__ = ["FolderInUse", "Progress", "TensorBoard"]
+__all__ = ["Counter", "FolderInUse", "Progress", "TensorBoard"]
 
 Scores = dict[tuple[str, str], Score]
 
@@ -126,6 +126,44 @@ class Progress:
 
     def _print(self, text: str) -> None:
         self.console.print(f"{self._name}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+class Counter:
+    """Counts finished runs of a comparison: a bar on a terminal, elsewhere about ten lines.
+
+    Args:
+        console: where to write.
+        title: what is counted.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
+        self._bar: Bar | None = None
+        self._lines = 0
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("run {task.completed:.0f}/{task.total:.0f}", markup=False),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                TextColumn("{task.fields[last]}", markup=False),
+                console=console,
+            )
+            self._task = self._bar.add_task(title, total=None, last="starting the processes")
+            self._bar.start()
+
+    def __call__(self, done: int, total: int, last: str) -> None:
+        """``done`` of ``total`` runs have ended, the last of them being ``last``."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, last=last)
+        elif done == total or done * LINES // total > self._lines:
+            self._lines = done * LINES // total
+            self.console.print(f"{self.title}  run {done}/{total}  {last}", markup=False)
+
+    def close(self) -> None:
+        """Leave the display as it is."""
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def _headline(scores: Scores) -> str:

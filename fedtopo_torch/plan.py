@@ -126,8 +126,9 @@ class Choice:
                 return "name", self.key
         raise OptionError(
             f"worker processes can't import the {self.kind} {own.__qualname__} of "
-            f"{own.__module__}: put it in a file of its own (./algorithms/NAME.py for a method, or "
-            f"any module that can be imported), or use processes=1."
+            f"{own.__module__}. Give it by name, as ('{self.key}', {{...}}); or put "
+            f"it in a file of its own (./algorithms/NAME.py for a method, or any module that can "
+            f"be imported); or use processes=1."
         )
 
     def described(self) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _choice_again(kind: str, reference: tuple[str, str], pickled: bytes, label: 
 
 def _label(kind: str, instance: Any) -> str:
     """The title (a method's) or name, and the options that differ from their defaults."""
-    title = getattr(instance, "title", "") if kind == "algorithm" else ""
+    title = instance.label if kind == "algorithm" else ""
     fields = type(instance).model_fields
     changed = [
         f"{key}={_plain(getattr(instance, key))}"

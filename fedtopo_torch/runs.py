@@ -24,7 +24,15 @@ from .evaluation import POOLED, Row, client_mean
 from .options import OptionError
 from .trainer import Result
 
-__all__ = ["RunFolder", "RunFolderError", "save", "summary", "write_atomically", "write_json"]
+__all__ = [
+    "RunFolder",
+    "RunFolderError",
+    "comparison_folder",
+    "save",
+    "summary",
+    "write_atomically",
+    "write_json",
+]
 
 FILES = ("config.json", "results.csv", "results.json", "models.pt")
 LONGEST_NAME = 100
@@ -50,12 +58,7 @@ class RunFolder:
     """
 
     def __init__(self, parent: Path, name: str, *, overwrite: bool = False) -> None:
-        allowed = name.replace(".", "").replace("_", "").replace("-", "")
-        if not allowed.isalnum() or name.startswith(".") or len(name) > LONGEST_NAME:
-            raise OptionError(
-                f"'{name[:LONGEST_NAME]}' can't name a run: use up to {LONGEST_NAME} letters, "
-                f"digits, '.', '_' and '-', not starting with a dot."
-            )
+        _check_name(name)
         self.target = parent / name
         self.path = self.target
         self._overwrite = overwrite
@@ -145,6 +148,15 @@ class RunFolder:
         """Nothing came of the run: remove its hidden folder."""
         if self.path != self.target:
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _check_name(name: str) -> None:
+    allowed = name.replace(".", "").replace("_", "").replace("-", "")
+    if not allowed.isalnum() or name.startswith(".") or len(name) > LONGEST_NAME:
+        raise OptionError(
+            f"'{name[:LONGEST_NAME]}' can't name a run: use up to {LONGEST_NAME} letters, "
+            f"digits, '.', '_' and '-', not starting with a dot."
+        )
 
 
 def _no_run(path: Path) -> str:
@@ -290,3 +302,23 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def comparison_folder(parent: Path, name: str) -> Path:
+    """The folder of a comparison, made if missing; one that exists is gone on with.
+
+    Raises:
+        OptionError: the name can't be a folder's, or it is taken by something else.
+        RunFolderError: it can't be made.
+    """
+    path = parent / name
+    _check_name(name)
+    if os.path.lexists(path) and not (path / "parts").is_dir():
+        raise OptionError(f"{path} is not a comparison (no parts/ in it); choose another --name.")
+    try:
+        (path / "parts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"can't make {path}: {error.strerror or error}. Choose another folder with --runs-dir."
+        ) from error
+    return path

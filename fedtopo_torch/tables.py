@@ -106,30 +106,26 @@ class Table:
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
+        marked = [any(row[j].mark for row in self.rows) for j in range(len(self.columns))]
         for j, column in enumerate(self.columns):
-            texts = [self._in_terminal(row[j], j) for row in self.rows]
+            widest = max((len(row[j].text) for row in self.rows), default=1)
             table.add_column(
                 # Titles wrap where numbers leave them no room; in a narrow terminal names do too.
-                Text(_folded(column.title, max(map(len, texts), default=1))),
+                Text(_folded(column.title, widest)),
                 justify="right" if column.number else "left",
                 no_wrap=column.number,
                 overflow="fold",
             )
+            if marked[j]:
+                # Apart from the numbers, so that their points stay below each other.
+                table.add_column("", no_wrap=True)
         for row in self.rows:
-            table.add_row(
-                *(
-                    Text(self._in_terminal(cell, j), style="bold" if cell.bold else "")
-                    for j, cell in enumerate(row)
-                )
-            )
+            texts = []
+            for j, cell in enumerate(row):
+                style = "bold" if cell.bold else ""
+                texts += [Text(cell.text, style=style)] + [Text(cell.mark)] * marked[j]
+            table.add_row(*texts)
         return Group(table, *(Text(note, style="dim") for note in self.notes))
-
-    def _in_terminal(self, cell: Cell, column: int) -> str:
-        """With room for a mark where the column has any, so that points stay below each other."""
-        if not any(row[column].mark for row in self.rows):
-            return cell.text
-        # A no-break space, since ordinary ones at the end are cut off.
-        return f"{cell.text}\u00a0{cell.mark or chr(0xA0)}"
 
     @property
     def fields(self) -> list[str]:

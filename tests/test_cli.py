@@ -305,3 +305,105 @@ def test_both_ways_to_start_it(tmp_path):
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert done.returncode == 0 and "train" in done.stdout
+
+
+QUICK = ["compare", "--rounds", "4", "--algos", "local,fedavg,ptopofl", "--seeds", "2"]
+
+
+def test_compare_prints_and_writes_and_goes_on(fedtopo):
+    result = fedtopo(*QUICK, "--processes", "1")
+    assert result.exit_code == 0, said(result)
+    text = said(result)
+    for piece in ("pTopoFL", "beside the paper's Table 1", "6 runs", "46"):
+        assert piece in text
+    # Two seeds can't show significance: it is said, not marked.
+    assert "at least 6" in text or "fewer than 6" in text
+    folder = Path("runs/compare-fed_heart_disease")
+    names = {p.name for p in folder.iterdir()}
+    assert {"results.csv", "tables.md", "tables.tex", "tables.json", "parts"} <= names
+    assert {"curves-fed-heart-disease.png", "clients-fed-heart-disease.svg"} <= names
+    rows = long_table(folder)
+    assert {(r["algorithm"], r["seed"]) for r in rows} == {
+        (a, s) for a in ("Local", "FedAvg", "pTopoFL") for s in ("0", "1")
+    }
+    before = (folder / "results.csv").read_bytes()
+    again = fedtopo(*QUICK, "--processes", "1")
+    assert "6 of them taken from before" in said(again)
+    assert (folder / "results.csv").read_bytes() == before
+    more = fedtopo(*QUICK[:-1], "3", "--processes", "1")
+    assert "9 runs" in said(more) and "6 of them taken from before" in said(more)
+
+
+def test_compare_equals_train(fedtopo):
+    assert fedtopo(*QUICK, "--processes", "1").exit_code == 0
+    rows = long_table(Path("runs/compare-fed_heart_disease"))
+    pooled = {
+        (r["algorithm"], r["seed"]): float(r["value"])
+        for r in rows
+        if (r["client"], r["split"], r["metric"]) == ("(pooled)", "test", "log_loss")
+    }
+    for seed in (0, 1):
+        expected = train("ptopofl", seed=seed, rounds=4).history.last().pooled
+        assert pooled["pTopoFL", str(seed)] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0,1,1"], "given more than once"),
+        (["--seeds", "x"], "must be how many, or which"),
+        (["--algos", "fedavg,fedvag"], "Did you mean 'fedavg'?"),
+        (["--algos", "fedavg,fedavg"], "listed 2 times"),
+        (["--set", "abr=1"], "Did you mean 'abar'?"),
+        (["--set", "fedavg.abar=1"], "no option 'fedavg.abar'"),
+        (["--reference", "ditto"], "ditto"),
+        (["--name", "a/b"], "can't name a run"),
+        (["--eta", "0"], "above 0"),
+    ],
+)
+def test_compare_refuses_bad_usage(fedtopo, arguments, message):
+    result = fedtopo(*QUICK, "--processes", "1", *arguments)
+    assert result.exit_code == 2, said(result)
+    assert message in said(result)
+
+
+def test_compare_options_of_one_method_and_of_all(fedtopo):
+    arguments = [*QUICK, "--dataset", "synthetic", "--processes", "1", "--seeds", "1"]
+    options = ["--set", "n_clients=4", "--set", "ptopofl.abar=1", "--name", "x"]
+    assert fedtopo(*arguments, *options).exit_code == 0
+    rows = long_table(Path("runs/x"))
+    assert len({r["client"] for r in rows}) == 5
+
+
+def test_compare_your_own_folder_and_a_failed_method(fedtopo):
+    shutil.copytree(ROOT / "datasets", "datasets")
+    Path("algorithms").mkdir()
+    Path("algorithms/fails.py").write_text(
+        "from fedtopo_torch.algorithms import FedAvg\n\n\n"
+        'class Fails(FedAvg):\n    """Never works."""\n\n'
+        "    def broadcast(self, server, clients):\n        raise RuntimeError('no signal')\n"
+    )
+    result = fedtopo(
+        *QUICK[:4],
+        "fedavg,fails",
+        "--dataset",
+        "three_clinics",
+        "--target",
+        "readmitted",
+        "--seeds",
+        "2",
+        "--processes",
+        "2",
+    )
+    assert result.exit_code == 1
+    assert "no signal" in said(result) and "FedAvg" in said(result)
+
+
+def test_inspect_and_new_workspace(fedtopo):
+    assert fedtopo("new-workspace", "mine").exit_code == 0
+    result = fedtopo("inspect", "mine/datasets/three_clinics", "--target", "readmitted")
+    assert result.exit_code == 0
+    for piece in ("hillside", "crp", "numeric", "categorical", "58"):
+        assert piece in said(result)
+    assert fedtopo("inspect", "mine/datasets/three_clinics").exit_code == 2
+    assert fedtopo("new-workspace", "mine").exit_code == 2

@@ -5,7 +5,14 @@ import sys
 import numpy as np
 import pytest
 
-from fedtopo_torch.figures import distance_figure, persistence_figure
+from fedtopo_torch.comparison import Comparison, Plan, Run
+from fedtopo_torch.figures import (
+    clients_figure,
+    curves_figure,
+    distance_figure,
+    persistence_figure,
+    save_figure,
+)
 from fedtopo_torch.topology import diagrams
 
 
@@ -194,3 +201,108 @@ def test_pyplot_is_not_loaded():
         "f([[0.0], [1.0]], ['x', 'y']).canvas.draw(); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- comparisons --------------------------------------------------------------------------------
+
+
+def comparison(methods=("local", "fedavg", "oracle"), seeds=3, n_clients=2):
+    """Method i has log-loss 0.5 + i/10 + seed/100 on client 0 and 0.1 more on each next one."""
+    plan = Plan.of(methods, "synthetic", seeds)
+    names = tuple(f"c${k}$" for k in range(n_clients))
+    runs = []
+    for i, method in enumerate(plan.methods):
+        for seed in plan.seeds:
+            last = 0.5 + i / 10 + seed / 100
+            runs.append(
+                Run(
+                    "synthetic",
+                    method.label,
+                    seed,
+                    names,
+                    (True,) * n_clients,
+                    {"test": (5,) * n_clients},
+                    {"test log_loss": last},
+                    {"test log_loss": tuple(last + k / 10 for k in range(n_clients))},
+                    (5, 10),
+                    (0.7, last),
+                )
+            )
+    return Comparison(plan, tuple(runs))
+
+
+def entries(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_curves_are_means_with_bands():
+    figure = curves_figure(comparison(), "synthetic")
+    (axes,) = figure.axes
+    for i, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
+        np.testing.assert_array_equal(line.get_xdata(), [5, 10])
+        mean, std = 0.51 + i / 10, np.std([0, 0.01, 0.02])
+        np.testing.assert_allclose(line.get_ydata(), [0.7, mean])
+        corners = band.get_paths()[0].vertices
+        at_ten = corners[corners[:, 0] == 10][:, 1]
+        np.testing.assert_allclose([at_ten.min(), at_ten.max()], [mean - std, mean + std])
+    # Listed as they lie on the right: the highest first.
+    assert entries(figure) == ["Oracle (not deployable)", "FedAvg", "Local"]
+
+
+def test_methods_differ_in_colour_or_line_and_in_marker():
+    methods = {f"m{i}": "fedavg" for i in range(14)}
+    lines = curves_figure(comparison(methods, 1), "synthetic").axes[0].lines
+    looks = {(line.get_color(), str(line.get_linestyle())) for line in lines}
+    assert len(looks) == 14
+    same = [line for line in lines if line.get_color() == lines[0].get_color()]
+    assert len(same) == 2 and same[0].get_linestyle() != same[1].get_linestyle()
+
+
+def test_clients_have_a_row_each_and_methods_a_dot():
+    figure = clients_figure(comparison(), "synthetic")
+    (axes,) = figure.axes
+    assert names_on(axes.yaxis) == ["c$0$", "c$1$"]
+    dots = [container.lines[0] for container in axes.containers]
+    for i, dot in enumerate(dots):
+        np.testing.assert_allclose(dot.get_xdata(), [0.51 + i / 10, 0.61 + i / 10])
+        assert (np.abs(dot.get_ydata() - [0, 1]) < 0.5).all()
+    whisker = axes.containers[0].lines[2][0].get_segments()[0]
+    assert np.ptp(whisker[:, 0]) == pytest.approx(2 * np.std([0, 0.01, 0.02]))
+    assert entries(figure) == ["Local", "FedAvg", "Oracle (not deployable)"]
+    low, high = axes.get_ylim()
+    assert low > high  # the first client is on top
+
+
+def test_many_clients_are_cut_and_it_is_said():
+    figure = clients_figure(comparison(["local"], 1, n_clients=45), "synthetic")
+    assert len(names_on(figure.axes[0].yaxis)) == 40
+    assert "first 40 of 45 clients" in figure.axes[0].get_title(loc="left")
+
+
+def test_without_a_finished_run_there_is_no_figure():
+    plan = Plan.of("local", "synthetic", 1)
+    failed = Comparison(plan, (Run("synthetic", "Local", 0, error="no"),))
+    for draw in (curves_figure, clients_figure):
+        with pytest.raises(ValueError, match="no run on synthetic has finished"):
+            draw(failed, "synthetic")
+
+
+def test_a_method_without_a_finished_run_is_left_out_and_keeps_no_colour():
+    whole = comparison()
+    part = Comparison(whole.plan, tuple(run for run in whole.runs if run.method != "FedAvg"))
+    assert entries(curves_figure(part, "synthetic")) == ["Oracle (not deployable)", "Local"]
+    all_lines = curves_figure(whole, "synthetic").axes[0].lines
+    lines = curves_figure(part, "synthetic").axes[0].lines
+    assert [line.get_color() for line in lines] == [all_lines[i].get_color() for i in (0, 2)]
+
+
+def test_saved_as_png_and_svg_and_nothing_else(tmp_path):
+    figure = curves_figure(comparison(), "synthetic")
+    paths = save_figure(figure, tmp_path / "curves v1.2")
+    assert [path.name for path in paths] == ["curves v1.2.png", "curves v1.2.svg"]
+    assert sorted(tmp_path.iterdir()) == paths
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    assert b"</svg>" in paths[1].read_bytes()
+    with pytest.raises(OSError):
+        save_figure(figure, tmp_path / "missing" / "curves")
