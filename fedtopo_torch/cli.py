@@ -40,6 +40,22 @@ err = Console(stderr=True, highlight=False)
 
 INTERRUPTED = 130
 
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+ModelName = Annotated[
+    str, typer.Option(help="Model; 'auto' is logistic, or softmax for several classes.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Communication rounds T.")]
+LocalSteps = Annotated[int, typer.Option(min=1, help="Gradient steps per client and round, tau.")]
+Eta = Annotated[str, typer.Option(help="Step size; 'auto' is 1 / the largest smoothness constant.")]
+L2 = Annotated[
+    float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
+]
 Seed = Annotated[
     int, typer.Option(min=0, max=2**32 - 1, metavar="INTEGER", help="Seed of every draw.")
 ]
@@ -157,31 +173,17 @@ def _positive_or_auto(text: str) -> float | str:
     return value
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a finite number.")
-    return value
-
-
 @app.command()
 def train(
     algo: Annotated[
         str, typer.Option(help="Method: a name of 'fedtopo list', or of a file in ./algorithms.")
     ] = "ptopofl",
     dataset: Annotated[str, typer.Option(help="Federation.")] = "fed_heart_disease",
-    model: Annotated[
-        str, typer.Option(help="Model; 'auto' is logistic, or softmax for several classes.")
-    ] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds T.")] = 150,
-    local_steps: Annotated[
-        int, typer.Option(min=1, help="Gradient steps per client and round, tau.")
-    ] = 10,
-    eta: Annotated[
-        str, typer.Option(help="Step size; 'auto' is 1 / the largest smoothness constant.")
-    ] = "auto",
-    l2: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
-    ] = 0.01,
+    model: ModelName = "auto",
+    rounds: Rounds = 150,
+    local_steps: LocalSteps = 10,
+    eta: Eta = "auto",
+    l2: L2 = 0.01,
     seed: Seed = 0,
     set_: SetOption = None,
     target: Target = None,
@@ -694,19 +696,11 @@ def compare(
     seeds: Annotated[
         str, typer.Option(help="How many (10 is 0 to 9), or which, separated by commas.")
     ] = "10",
-    model: Annotated[
-        str, typer.Option(help="Model; 'auto' is logistic, or softmax for several classes.")
-    ] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds T.")] = 150,
-    local_steps: Annotated[
-        int, typer.Option(min=1, help="Gradient steps per client and round, tau.")
-    ] = 10,
-    eta: Annotated[
-        str, typer.Option(help="Step size; 'auto' is 1 / the largest smoothness constant.")
-    ] = "auto",
-    l2: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="L2 weight lambda, biases included.")
-    ] = 0.01,
+    model: ModelName = "auto",
+    rounds: Rounds = 150,
+    local_steps: LocalSteps = 10,
+    eta: Eta = "auto",
+    l2: L2 = 0.01,
     reference: Annotated[
         str | None, typer.Option(help="Method the others are tested against; pTopoFL by default.")
     ] = None,
