@@ -667,6 +667,9 @@ def inspect_(
             out.print(f"not used: {escape(name)} ({escape(why)})")
         for file, count in summary.blank_rows.items():
             out.print(f"left out: {count} blank rows of {escape(file)}")
+        for client in summary.clients:
+            if sum(count > 0 for count in client.classes.values()) < 2:
+                _print_warning(f"{client.name} has one class only: its AUC will be undefined.")
         for text in summary.warnings:
             _print_warning(text)
 
@@ -767,6 +770,9 @@ def compare(
         finally:
             counter.close()
         if not comparison.runs:
+            with contextlib.suppress(OSError):  # not empty: something was kept before
+                (folder / "parts").rmdir()
+                folder.rmdir()
             raise KeyboardInterrupt
         with _uninterrupted():
             tables = comparison_tables(comparison, reference)

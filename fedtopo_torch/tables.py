@@ -365,7 +365,7 @@ def _result_notes(
 ) -> list[str]:
     seeds = comparison.plan.seeds
     notes = [
-        f"Mean ± std over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, all clients' test "
+        f"Mean ± std over {_seeds_in(rows, len(seeds))}, all clients' test "
         f"records pooled; lower log-loss and higher AUC are better. Worse than: fraction of "
         f"clients whose log-loss is higher; worst client: its log-loss; client AUC: mean of "
         f"clients."
@@ -378,9 +378,22 @@ def _result_notes(
             "Seeds re-split the same 920 patients: p speaks of splits, not of new patients."
         )
     if any(not row.deployable for row in rows):
-        notes.append("Not deployable: uses what no server could know, or chance; a reference only.")
+        notes.append(
+            "Not deployable: uses what no server could know, or chance; a reference only. Oracle "
+            "is one cluster, so FedAvg, where a federation has no known groups."
+        )
     notes += _missing_notes(comparison, rows)
     return notes
+
+
+def _seeds_in(rows: Sequence[Summary], planned: int) -> str:
+    """Over which seeds the means of a table are; rows over different ones can't be compared."""
+    if any(row.finished < row.planned for row in rows):
+        return (
+            f"each row's finished seeds out of {planned} (rows over different seeds are not "
+            f"comparable)"
+        )
+    return f"{planned} seed{'s' if planned > 1 else ''}"
 
 
 def _significance_notes(
@@ -398,7 +411,13 @@ def _significance_notes(
             f"{LEVEL:g}; differences below 1e-9 are zero and left out."
         )
     few = [row for row in rows if row.test is not None and not row.test.possible]
-    if len(few) == len(tests):
+    own = next(row for row in rows if row.method == chosen.label)
+    if own.finished < FEWEST_PAIRS <= own.planned:
+        notes.append(
+            f"No significance test: {chosen.label}, which the others are tested against, has "
+            f"finished {own.finished} of {own.planned} seeds; at least {FEWEST_PAIRS} are needed."
+        )
+    elif len(few) == len(tests):
         notes.append(
             f"No significance test: with fewer than {FEWEST_PAIRS} seeds level {LEVEL:g} can't be "
             f"reached, whatever the values."
