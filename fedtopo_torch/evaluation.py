@@ -105,6 +105,20 @@ class Score(NamedTuple):
     labels: Tensor | None = None
 
 
+class _Kept(NamedTuple):
+    """A score as a history keeps it."""
+
+    pooled: float
+    clients: list[float]
+    clusters: list[float] | None
+    labels: Tensor | None
+
+    @classmethod
+    def of(cls, score: Score) -> _Kept:
+        clusters = None if score.clusters is None else score.clusters.tolist()
+        return cls(score.pooled, score.clients.tolist(), clusters, score.labels)
+
+
 class Evaluator:
     """Scores rows of models on chosen splits with chosen metrics.
 
@@ -280,18 +294,27 @@ class History:
         self.n = n
         self.honest = honest
         self.seed = seed
-        # One entry per evaluated round, appended whole: an interrupt leaves no half of one.
+        # One entry per evaluated round, appended whole: an interrupt leaves no half of one. Plain
+        # numbers: thousands of small tensors would fragment memory.
         self._pooled: list[tuple[int, dict[tuple[str, str], float]]] = []
-        self._detail: list[tuple[int, dict[tuple[str, str], Score]]] = []
+        self._detail: list[tuple[int, dict[tuple[str, str], _Kept]]] = []
+        self._last: dict[tuple[str, str], Score] = {}
         #: Scores of the one shared model at the end, where a method has one.
         self.shared: dict[tuple[str, str], Score] = {}
 
     def add(self, round: int, scores: dict[tuple[str, str], Score]) -> None:
-        """Add one evaluated round."""
+        """Add one evaluated round.
+
+        Args:
+            round: its number.
+            scores: by ``(split, metric)``, what the evaluator returned.
+        """
+        kept = round, {key: _Kept.of(score) for key, score in scores.items()}
         if len(self.names) > PER_CLIENT_LIMIT:
-            self._detail = [(round, scores)]
+            self._detail = [kept]
         else:
-            self._detail.append((round, scores))
+            self._detail.append(kept)
+        self._last = scores
         self._pooled.append((round, {key: score.pooled for key, score in scores.items()}))
 
     @property
@@ -315,7 +338,7 @@ class History:
         """
         if (split, metric) not in self.keys():
             raise KeyError(f"no {metric} of {split} was evaluated, only {self.keys()}.")
-        return self._detail[-1][1][split, metric]
+        return self._last[split, metric]
 
     def rows(self) -> Iterator[Row]:
         """The long table, by round. Values of nobody's records are left out."""
@@ -323,13 +346,14 @@ class History:
         for round, pooled in self._pooled:
             for (split, metric), value in pooled.items():
                 if round in detail:
-                    score = detail[round][split, metric]
-                    yield from self._rows_of(round, split, "personal", metric, score)
+                    kept = detail[round][split, metric]
+                    yield from self._rows_of(round, split, "personal", metric, kept)
                 else:
                     n = int((self.n[split] * self.honest).sum())
                     yield self._row(round, POOLED, split, "personal", metric, value, n)
         for (split, metric), score in self.shared.items():
-            yield from self._rows_of(self.rounds[-1], split, "shared", metric, score)
+            kept = _Kept.of(score)
+            yield from self._rows_of(self.rounds[-1], split, "shared", metric, kept)
 
     def _row(
         self, round: int, client: str, split: str, model: str, metric: str, value: float, n: int
@@ -337,18 +361,18 @@ class History:
         return Row(self.seed, round, client, split, model, metric, float(value), int(n))
 
     def _rows_of(
-        self, round: int, split: str, model: str, metric: str, score: Score
+        self, round: int, split: str, model: str, metric: str, score: _Kept
     ) -> Iterator[Row]:
         n = self.n[split]
         total = int((n * self.honest).sum())
         yield self._row(round, POOLED, split, model, metric, score.pooled, total)
-        mean, count = client_mean(score.clients, self.honest)
+        mean, count = client_mean(torch.tensor(score.clients, dtype=torch.float64), self.honest)
         yield self._row(round, CLIENT_MEAN, split, model, metric, mean, count)
         if score.clusters is not None:
-            for j, value in enumerate(score.clusters.tolist()):
+            for j, value in enumerate(score.clusters):
                 members = int((n * self.honest * (score.labels == j)).sum())
                 if members:
                     yield self._row(round, f"(cluster {j})", split, model, metric, value, members)
-        for name, value, count in zip(self.names, score.clients.tolist(), n.tolist(), strict=True):
+        for name, value, count in zip(self.names, score.clients, n.tolist(), strict=True):
             if count:
                 yield self._row(round, name, split, model, metric, value, count)

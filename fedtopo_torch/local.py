@@ -219,19 +219,34 @@ class Objective:
 
         Raises:
             ValueError: the module fails on them, can't run for many clients at once, changes its
-                input, or puts out something else than the task needs.
+                input, puts out something else than the task needs, or lets a record's output
+                depend on the other records (padding would then change it).
         """
-        # Copies, twice: two clients with the same two records.
-        features = torch.stack([features[:2], features[:2]])
-        labels = torch.stack([labels[:2], labels[:2]])
-        rows, n = torch.arange(2), torch.full((2,), features.shape[1])
+        # A second record that differs from the first, where the client has one.
+        other = (features != features[:1]).flatten(1).any(1).nonzero()[:1, 0]
+        pick = torch.cat([torch.zeros(1, dtype=torch.int64), other])
+        features, labels = features[pick], labels[pick]
+        # Copies, twice: two clients with the same records.
+        features, labels = torch.stack([features] * 2), torch.stack([labels] * 2)
         before = features.clone()
-        data = self.prepare(Bucket(rows, ("a", "b"), features, labels, None, n))
+
+        def first(count: int) -> Data:
+            n = torch.full((2,), count)
+            x, y = features[:, :count], labels[:, :count]
+            return self.prepare(Bucket(torch.arange(2), ("a", "b"), x, y, None, n))
+
+        data, alone = first(features.shape[1]), first(1)
         theta = self.initial().repeat(2, 1)
+        mixes = False
         try:
             with torch.no_grad():
                 self.loss(theta, data)
                 self.gradient(theta, data, (0, 1))
+                for training in (False,) if self.draws else (False, True):
+                    together = self.outputs(theta, data, training=training)[:, :1]
+                    apart = self.outputs(theta, alone, training=training)
+                    gap = (together - apart).abs().max()
+                    mixes |= bool(gap > 1e-4 * apart.abs().max() + 1e-6)
         except ValueError:
             raise
         except Exception as error:
@@ -241,6 +256,11 @@ class Objective:
                 f"run at once by torch.func.vmap: layers that read values (.item(), if), LSTM, GRU "
                 f"and attention don't work under it."
             ) from error
+        if mixes:
+            raise ValueError(
+                f"{self.name} mixes records: what it puts out for one depends on the others in "
+                f"the batch. Clients are padded and batched together, so that is not possible."
+            )
         if not bool((features == before).all()):
             raise ValueError(
                 f"{self.name} changes its input in place, which would change the federation's "

@@ -223,16 +223,21 @@ def test_ctrl_c_in_a_real_process(tmp_path):
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        # A test run in the background may have SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
-    # The run has a hidden folder until it has something to show.
-    while not list(tmp_path.glob("runs/.*/config.json")):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(2)  # some rounds, however slow the machine: each takes under a millisecond
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=120)
+    try:
+        deadline = time.monotonic() + 120
+        # The run has a hidden folder until it has something to show.
+        while not list(tmp_path.glob("runs/.*/config.json")):
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(2)  # some rounds, however slow the machine: each takes under a millisecond
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130, text
     assert "Traceback" not in text
     assert (tmp_path / FOLDER / "results.csv").stat().st_size > 100
