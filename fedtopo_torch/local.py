@@ -562,12 +562,12 @@ class LocalProblem:
         self.facts = facts
         self.round = round
         self._taken = 0
+        self._watched = (data.features, data.labels, data.n)
 
     @property
     def version(self) -> int:
         """Grows with every change of the data in place; nobody may make one."""
-        data = self.data
-        return data.features._version + data.labels._version + data.n._version
+        return sum([value._version for value in self._watched])
 
     def at_round(self, round: int) -> LocalProblem:
         """The same clients in another round, no step taken yet."""

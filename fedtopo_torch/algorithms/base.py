@@ -42,7 +42,7 @@ class Cohort:
     total: int = field(default=0)
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]
 
     @cached_property
     def weights(self) -> Tensor:

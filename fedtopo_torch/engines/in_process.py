@@ -52,19 +52,25 @@ class InProcess:
 
     def _checked(self, hook: str, message: Message, problem: LocalProblem) -> Message:
         """What a hook returned: a row per client, and the clients' data as they were."""
-        what = f"{type(self.algorithm).__name__}.{hook}"
+        k = problem.data.n.shape[0]
         if not isinstance(message, dict):
-            raise ValueError(f"{what} returns {type(message).__name__}, not a dict of tensors.")
+            what = f"{type(message).__name__}, not a dict of tensors"
+            raise ValueError(f"{self._name(hook)} returns {what}.")
         for name, value in message.items():
-            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != len(problem):
+            if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != k:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(
-                    f"{what}: '{name}' is {shape}; needed is a tensor with one row for each of "
-                    f"{len(problem)} clients."
+                    f"{self._name(hook)}: '{name}' is {shape}; needed is a tensor with one row for "
+                    f"each of {k} clients."
                 )
         if problem.version != self._versions[id(problem)]:
-            raise ValueError(f"{what} changes the clients' records in place: work on copies.")
+            raise ValueError(
+                f"{self._name(hook)} changes the clients' records in place: work on copies."
+            )
         return message
+
+    def _name(self, hook: str) -> str:
+        return f"{type(self.algorithm).__name__}.{hook}"
 
     def handshake(self) -> Message:
         """What every client sends first: n, feature sums and squares, L_k where it is known."""
