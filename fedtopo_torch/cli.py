@@ -210,6 +210,7 @@ def train(
     step = _positive_or_auto(eta)
     with _reported(debug):
         # Heavy imports wait until the command line is known to be right.
+        from .models.logistic import default_model
         from .monitor import Progress, TensorBoard
         from .registry import algorithms, datasets, models
         from .runs import RunFolder
@@ -227,8 +228,9 @@ def train(
         folder = RunFolder(runs_dir, name, overwrite=overwrite)
         federation = source.load(seed)
         if model == "auto":
-            parts["model"] = models["logistic" if federation.task == "binary" else "softmax"]
-        network = parts["model"](**shares.get("model", {}))
+            network = default_model(federation.task)
+        else:
+            network = parts["model"](**shares["model"])
         methods = [method]
         if references:
             methods += [
@@ -508,7 +510,7 @@ def _print_sent(result: Any) -> None:
     table = Table(title="What one client sent, counted from its messages", title_justify="left")
     for column in ("when", "what", "floats", "integers"):
         table.add_column(column, justify="right" if column in ("floats", "integers") else "left")
-    total_floats = total_integers = 0
+    total_integers = 0
     stages = (
         ("once, handshake", "handshake", 1),
         ("once, introduction", "introduction", 1),
@@ -519,10 +521,9 @@ def _print_sent(result: Any) -> None:
         contents = sent.contents.get(f"{stage} up", {})
         what = ", ".join(f"{k} {v}" for k, v in contents.items()) or "nothing"
         table.add_row(when, what, f"{floats:,}", f"{integers:,}")
-        total_floats += times * floats
         total_integers += times * integers
     table.add_section()
-    table.add_row("in all", "", f"{total_floats:,}", f"{total_integers:,}")
+    table.add_row("in all", "", f"{sent.total_floats_up(result.rounds):,}", f"{total_integers:,}")
     out.print()
     out.print(table)
 

@@ -22,7 +22,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +32,9 @@ from threadpoolctl import threadpool_limits
 
 from .evaluation import METRICS, Evaluator
 from .federation import Federation
-from .models.base import Model
+from .models.logistic import default_model
 from .options import OptionError
 from .plan import Job
-from .registry import models
 from .runs import RunFolderError, write_atomically
 from .trainer import Communication, Diverged, Trainer
 
@@ -230,7 +228,7 @@ def _perform(job: Job, loader: _Loader, folder: Path | None) -> tuple[Run, str |
 
 def _train(job: Job, federation: Federation) -> Run:
     begun = time.perf_counter()
-    network = job.model.instance if job.model else _linear_model(federation.task)
+    network = job.model.instance if job.model else default_model(federation.task)
     training = job.training
     trainer = Trainer(
         job.method.instance,
@@ -273,11 +271,6 @@ def _train(job: Job, federation: Federation) -> Run:
         None if labels is None else tuple(labels.tolist()),
         seconds=time.perf_counter() - begun,
     )
-
-
-@cache
-def _linear_model(task: str) -> Model:
-    return models["logistic" if task == "binary" else "softmax"]()
 
 
 def failed(job: Job, error: str) -> Run:

@@ -14,7 +14,6 @@ from torch import Tensor
 __all__ = ["Bucket", "Client", "Federation", "Moments", "Split", "Task"]
 
 Task = Literal["binary", "multiclass"]
-SplitName = Literal["train", "test", "validation"]
 
 # What starting one more bucket costs per local step, in padded feature values that could have been
 # processed instead (measured on CPU: about 9 microseconds against 2.7 values per nanosecond).

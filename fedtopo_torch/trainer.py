@@ -20,6 +20,7 @@ from .evaluation import METRICS, Evaluator, History, Score
 from .federation import Federation, Moments
 from .local import Facts, Objective, objective_for
 from .models.base import Model
+from .models.logistic import default_model
 from .options import FedtopoError, OptionError
 from .registry import algorithms, datasets, models
 from .topology import cloud_size
@@ -428,6 +429,6 @@ def train(
     method: Algorithm = algorithms[algorithm]() if isinstance(algorithm, str) else algorithm
     federation = datasets[dataset]().load(seed) if isinstance(dataset, str) else dataset
     if model is None:
-        model = "logistic" if federation.task == "binary" else "softmax"
+        model = default_model(federation.task)
     network: nn.Module | Model = models[model]() if isinstance(model, str) else model
     return Trainer(method, federation, network, seed=seed, **settings).run()

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ..local import Facts, LocalProblem
 from ..options import Options
 
-__all__ = ["Algorithm", "Cohort", "Message", "State"]
+__all__ = ["Algorithm", "Cohort", "Message", "State", "group_means"]
 
 State = dict[str, Tensor]
 Message = dict[str, Tensor]
@@ -69,6 +70,21 @@ class Cohort:
             raise TypeError(f"a mean of {values.dtype} rows would round; convert them to floats.")
         weights = self.weights.to(values.dtype)
         return weights @ values if values.ndim == 2 else torch.tensordot(weights, values, dims=1)
+
+
+def group_means(values: Tensor, labels: Tensor, weights: Tensor, before: Tensor) -> Tensor:
+    """Weighted mean of the rows of each group; a group without rows stays as it was.
+
+    Args:
+        values: rows ``[k, p]``.
+        labels: the group of each row ``[k]``, from 0.
+        weights: what a row counts within its group, up to a factor ``[k]``.
+        before: the groups' rows until now ``[M, p]``.
+    """
+    members = one_hot(labels, before.shape[0]).mT * weights
+    mass = members.sum(1, keepdim=True)
+    means = (members / mass).to(values.dtype) @ values
+    return torch.where(mass > 0, means, before)
 
 
 class Algorithm(Options):

@@ -6,6 +6,7 @@ Vomo-Donfack, Hoszu, Ginot, Morilla: pTopoFL, 2026.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -20,12 +21,12 @@ from ..local import Facts
 from ..options import OptionError
 from ..registry import register
 from ..theory import calibrated_alpha
-from .base import Algorithm, Cohort, Message, State
+from .base import Algorithm, Cohort, Message, State, group_means
 
 __all__ = ["Clustered", "ClusteredAlgorithm"]
 
 
-class ClusteredAlgorithm(Algorithm):
+class ClusteredAlgorithm(Algorithm, ABC):
     """Clusters j with models theta_j, within-cluster weights w_k and masses omega_j:
 
     u_j = sum_{k in j} w_k GD^tau_k(theta_j);  theta_j <- (1 - alpha) u_j + alpha sum_i omega_i u_i.
@@ -63,9 +64,9 @@ class ClusteredAlgorithm(Algorithm):
                 f"n_clusters = {n_clusters}, but there are only {len(facts.names)} clients."
             )
 
+    @abstractmethod
     def partition(self, introductions: Message, facts: Facts) -> State:
         """``{"labels": [K] int64, ...}``: cluster of each client, from 0; more entries are kept."""
-        raise NotImplementedError
 
     def weigh(self, server: State, facts: Facts) -> Tensor:
         """What within-cluster weights are proportional to ``[K]``; n_k by default."""
@@ -99,11 +100,9 @@ class ClusteredAlgorithm(Algorithm):
         return {"theta": server["theta"][server["labels"][clients.index]]}
 
     def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
-        theta, labels = uplink["theta"], server["labels"][clients.index]
-        members = one_hot(labels, len(server["u"])).mT * server["weights"][clients.index]
-        mass = members.sum(1, keepdim=True)
-        u = (members / mass).to(theta.dtype) @ theta
-        u = torch.where(mass > 0, u, server["u"])
+        theta, index = uplink["theta"], clients.index
+        labels, weights = server["labels"][index], server["weights"][index]
+        u = group_means(theta, labels, weights, server["u"])
         alpha, omega = server["alpha"].to(theta.dtype), server["omega"].to(theta.dtype)
         return {**server, "u": u, "theta": (1 - alpha) * u + alpha * (omega @ u)}
 

@@ -9,12 +9,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from ..local import Facts, LocalProblem
 from ..randomness import generator
 from ..registry import register
-from .base import Algorithm, Cohort, Message, State
+from .base import Algorithm, Cohort, Message, State, group_means
 
 __all__ = ["IFCA"]
 
@@ -66,14 +65,12 @@ class IFCA(Algorithm):
 
     def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
         theta, choice = uplink["theta"], uplink["choice"]
-        members = one_hot(choice, self.n_clusters).mT * clients.weights
-        mass = members.sum(1, keepdim=True)
-        models = (members / mass).to(theta.dtype) @ theta
-        idle = torch.where(mass[:, 0] > 0, 0, server["idle"] + 1)
+        taken = torch.bincount(choice, minlength=self.n_clusters) > 0
+        idle = torch.where(taken, 0, server["idle"] + 1)
         for j in torch.nonzero(idle == IDLE_ROUNDS)[:, 0].tolist():
             warnings.warn(f"IFCA: nobody took model {j} for {IDLE_ROUNDS} rounds.", stacklevel=2)
         return {
-            "models": torch.where(mass > 0, models, server["models"]),
+            "models": group_means(theta, choice, clients.weights, server["models"]),
             "takers": server["takers"].index_copy(0, clients.index, choice),
             "idle": idle,
         }

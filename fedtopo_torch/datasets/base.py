@@ -8,7 +8,26 @@ from typing import Any, ClassVar
 from ..federation import Federation
 from ..options import Options
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "names_from_text", "pair_from_text"]
+
+
+def names_from_text(value: Any) -> Any:
+    """``"chol, fbs"`` as a tuple of names, for options given on the command line."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def pair_from_text(value: Any) -> Any:
+    """``"3,12"`` as two parts, for options given on the command line.
+
+    Raises:
+        ValueError: not two of them.
+    """
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise ValueError("two numbers, separated by a comma")
+    return parts
 
 
 class Dataset(Options, ABC):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import warnings
 from importlib import resources
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from ..federation import Client, Federation
 from ..options import OptionError, did_you_mean
 from ..registry import datasets
-from .base import Dataset
+from .base import Dataset, names_from_text
 
 __all__ = ["FEATURES", "HOSPITALS", "FedHeartDisease", "heart_table"]
 
@@ -111,12 +111,7 @@ class FedHeartDisease(Dataset):
         0.3, ge=0.05, le=0.95, description="share of each hospital's patients kept for testing"
     )
 
-    @field_validator("drop_columns", mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+    _from_text = field_validator("drop_columns", mode="before")(names_from_text)
 
     @field_validator("drop_columns")
     @classmethod

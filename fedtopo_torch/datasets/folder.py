@@ -17,7 +17,7 @@ from ..federation import Client, Federation, Task
 from ..options import OptionError, did_you_mean
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset
+from .base import Dataset, names_from_text
 from .columns import Categorical, Numeric, canonical, fit_column
 from .messages import listed
 from .split import Parts, split_notes, split_records
@@ -180,12 +180,7 @@ class Folder(Dataset):
     )
     encoding: str = Field("utf-8", description="of the files, for example cp1252 or utf-16")
 
-    @field_validator("drop", "categorical", mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+    _from_text = field_validator("drop", "categorical", mode="before")(names_from_text)
 
     @field_validator("separator", mode="before")
     @classmethod

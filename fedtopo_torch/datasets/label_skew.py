@@ -9,7 +9,7 @@ Wisconsin (Diagnostic)", UCI Machine Learning Repository, 1993, as it comes with
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from ..federation import Client, Federation
 from ..options import OptionError
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset
+from .base import Dataset, pair_from_text
 from .partitions import classes_partition, dirichlet_partition, iid_partition
 from .split import Parts, split_notes, split_records
 
@@ -115,13 +115,7 @@ class LabelSkew(Dataset):
         1, ge=1, description="classes that a client holds, 1 or 2 of the two (classes)"
     )
 
-    @field_validator("prevalence", mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, tuple | list) or len(parts) != 2:
-            raise ValueError("two numbers, separated by a comma")
-        return parts
+    _from_text = field_validator("prevalence", mode="before")(pair_from_text)
 
     @field_validator("prevalence")
     @classmethod

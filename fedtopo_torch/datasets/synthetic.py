@@ -6,7 +6,7 @@ Topology-Guided Personalised Federated Learning with Persistent-Homology Client 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from scipy.special import expit, logit
 from ..federation import Client, Federation
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset
+from .base import Dataset, pair_from_text
 
 __all__ = ["Synthetic"]
 
@@ -82,13 +82,7 @@ class Synthetic(Dataset):
         (0.10, 0.45), description="range of a client's mean probability of label 1, inside (0, 1)"
     )
 
-    @field_validator("ranks", "prevalence", mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, tuple | list) or len(parts) != 2:
-            raise ValueError("two numbers, separated by a comma")
-        return parts
+    _from_text = field_validator("ranks", "prevalence", mode="before")(pair_from_text)
 
     @field_validator("prevalence")
     @classmethod

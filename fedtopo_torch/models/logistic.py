@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from ..federation import Federation
+from ..federation import Federation, Task
 from ..options import OptionError
 from ..registry import models
 from .base import Model
 
-__all__ = ["Logistic", "Softmax"]
+__all__ = ["Logistic", "Softmax", "default_model"]
 
 
 def _features(federation: Federation, name: str) -> int:
@@ -45,3 +45,8 @@ class Softmax(Model):
         if federation.task != "multiclass":
             raise OptionError("softmax regression is for several classes; use model logistic.")
         return nn.Linear(_features(federation, "softmax"), federation.outputs)
+
+
+def default_model(task: Task) -> Model:
+    """What is trained where no model is named: logistic regression, or softmax for classes."""
+    return Logistic() if task == "binary" else Softmax()
