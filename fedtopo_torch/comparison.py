@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from .evaluation import POOLED
 from .execution import Run, failed, in_processes, in_this_process, write
 from .options import OptionError
-from .plan import METHODS, Choice, Job, Plan, Spec, Specs, Training
+from .plan import METHODS, Choice, Job, Plan, Spec, Specs
 from .runs import RunFolderError
 from .significance import TIE, PairedTest, against_reference
 from .trainer import Communication
+from .training import Training
 
 __all__ = [
     "METHODS",

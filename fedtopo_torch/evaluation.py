@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .federation import Federation, Split
-from .local import Data, Objective
+from .objective import Data, Objective
 from .options import OptionError, did_you_mean
 
 __all__ = [
     "METRICS",
+    "METRICS_OF",
     "PER_CLIENT_LIMIT",
     "POOLED",
     "Evaluator",
@@ -28,6 +29,12 @@ __all__ = [
 ]
 
 METRICS = ("log_loss", "auc", "accuracy")
+#: By task, the headline first.
+METRICS_OF: dict[str, tuple[str, ...]] = {
+    "binary": METRICS,
+    "multiclass": METRICS,
+    "regression": ("rmse", "r2"),
+}
 
 #: Above this many clients a run keeps per-client values of its last evaluation only.
 PER_CLIENT_LIMIT = 50
@@ -118,6 +125,17 @@ class _Kept(NamedTuple):
         clusters = None if score.clusters is None else score.clusters.tolist()
         return cls(score.pooled, score.clients.tolist(), clusters, score.labels)
 
+    def score(self) -> Score:
+        """The score again."""
+        clients = torch.tensor(self.clients, dtype=torch.float64)
+        clusters = self.clusters
+        by_cluster = None if clusters is None else torch.tensor(clusters, dtype=torch.float64)
+        return Score(self.pooled, clients, by_cluster, self.labels)
+
+
+def _tuples(scores: dict[tuple[str, str], Any]) -> dict[tuple[str, str], tuple[Any, ...]]:
+    return {key: tuple(score) for key, score in scores.items()}
+
 
 class Evaluator:
     """Scores rows of models on chosen splits with chosen metrics.
@@ -126,8 +144,10 @@ class Evaluator:
         federation: whose data.
         objective: lays out the data and runs the model (evaluation mode).
         splits: of ``"train"``, ``"test"``, ``"validation"``.
-        metrics: of :data:`METRICS`. ``log_loss`` in nats, from logits; ``auc`` for multi-class is
-            the mean of one-against-the-rest over the classes present; ``accuracy`` in [0, 1].
+        metrics: of the task's :data:`METRICS_OF`, all of them by default. ``log_loss`` in nats,
+            from logits; ``auc`` for multi-class is the mean of one-against-the-rest over the
+            classes present; ``accuracy`` in [0, 1]; ``rmse`` in units of the target; ``r2`` = 1 -
+            sum (f - y)^2 / sum (y - mean)^2, at most 1, the mean being that of the records scored.
 
     Raises:
         OptionError: an unknown metric or split, or a split in which nobody has a record.
@@ -138,13 +158,18 @@ class Evaluator:
         federation: Federation,
         objective: Objective,
         splits: Sequence[str] = ("train", "test"),
-        metrics: Sequence[str] = METRICS,
+        metrics: Sequence[str] | None = None,
     ) -> None:
         splits = (splits,) if isinstance(splits, str) else splits
         metrics = (metrics,) if isinstance(metrics, str) else metrics
+        known = METRICS_OF[federation.task]
+        metrics = known if metrics is None else metrics
         for metric in metrics:
-            if metric not in METRICS:
-                raise OptionError(f"there is no metric '{metric}'." + did_you_mean(metric, METRICS))
+            if metric not in known:
+                raise OptionError(
+                    f"there is no metric '{metric}' for a {federation.task} task."
+                    + did_you_mean(metric, known)
+                )
         self.metrics = tuple(metrics)
         self.objective = objective
         self.honest = federation.honest
@@ -160,10 +185,13 @@ class Evaluator:
             if int(counted.sum()) == 0:
                 raise OptionError(f"no honest client has a {name} record: nothing to score on.")
             self.n[name] = split.n
-            self._left_out[name] = counted == 0 if bool((counted == 0).any()) else None
+            left_out = (counted == 0).to(objective.device)
+            self._left_out[name] = left_out if bool(left_out.any()) else None
             self._data[name] = objective.data(split)
-            self._share[name] = counted.to(federation.dtype) / int(counted.sum())
+            share = counted.to(federation.dtype) / int(counted.sum())
+            self._share[name] = share.to(objective.device)
         self.size = len(federation)
+        self._of = {"auc": self._auc, "rmse": self._errors, "r2": self._errors}
 
     def __call__(
         self, theta: Tensor, clusters: Tensor | None = None
@@ -178,6 +206,7 @@ class Evaluator:
                 f"clusters are {clusters.tolist()[:20]}; needed is a number from 0 for each of "
                 f"{self.size} clients."
             )
+        theta = theta.to(self.objective.device)
         scores = {}
         for split, parts in self._data.items():
             outputs = [
@@ -187,15 +216,17 @@ class Evaluator:
                 for d in parts
             ]
             for metric in self.metrics:
-                compute = self._auc if metric == "auc" else self._mean
-                scores[split, metric] = compute(split, metric, outputs, clusters)
+                compute = self._of.get(metric, self._mean)
+                scores[split, metric] = _home(compute(split, metric, outputs, clusters))
         return scores
 
     def _gather(self, parts: list[Data], values: list[Tensor]) -> Tensor:
         """Per-client values of all buckets in the order of clients; NaN without records."""
         if len(parts) == 1 and len(parts[0].rows) == self.size:
             return values[0]
-        gathered = torch.full((self.size,), math.nan, dtype=values[0].dtype)
+        gathered = torch.full(
+            (self.size,), math.nan, dtype=values[0].dtype, device=values[0].device
+        )
         for data, value in zip(parts, values, strict=True):
             gathered[data.rows] = value
         return gathered
@@ -217,9 +248,46 @@ class Evaluator:
         pooled = float(torch.dot(defined.to(share.dtype), share))
         by_cluster = None
         if clusters is not None:
-            groups = torch.nn.functional.one_hot(clusters).to(share.dtype) * share[:, None]
+            groups = torch.nn.functional.one_hot(clusters).to(share) * share[:, None]
             by_cluster = (groups * defined[:, None]).sum(0) / groups.sum(0)
         return Score(pooled, per_client, by_cluster, clusters)
+
+    def _errors(
+        self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
+    ) -> Score:
+        """RMSE or R2: from each client's n, squared errors, and labels around one centre."""
+        parts, n = self._data[split], self.n[split].to(torch.float64)
+        own = self.honest & (n > 0)
+
+        def sums(values: Callable[[Data, Tensor], Tensor]) -> Tensor:
+            """Per client, of a value per record."""
+            totals = [
+                d.total(values(d, out).to(torch.float64))
+                for d, out in zip(parts, outputs, strict=True)
+            ]
+            return self._gather(parts, totals).cpu()
+
+        centre = float(sums(lambda d, out: d.labels)[own].sum() / n[own].sum())
+        errors = sums(lambda d, out: (out - d.labels).square())
+        shift = sums(lambda d, out: d.labels - centre)
+        table = torch.stack([n, errors, shift, sums(lambda d, out: (d.labels - centre).square())])
+
+        def value(columns: Tensor) -> Tensor:
+            count, errors, shift, squares = columns
+            if metric == "rmse":
+                return (errors / count).sqrt()
+            total = squares - shift.square() / count
+            # Of labels that are all the same nothing is left to explain.
+            known = total > 1e-12 * squares.clamp(min=1e-300)
+            return torch.where(known, 1 - errors / total, torch.full_like(total, math.nan))
+
+        per_client = value(table)
+        table = torch.where(own, table, torch.zeros_like(table))
+        by_cluster = None
+        if clusters is not None:
+            groups = torch.nn.functional.one_hot(clusters).to(torch.float64)
+            by_cluster = value(table @ groups)
+        return Score(float(value(table.sum(1))), per_client, by_cluster, clusters)
 
     def _auc(
         self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
@@ -230,17 +298,18 @@ class Evaluator:
         )
         flat_scores, flat_labels, owners = [], [], []
         for data, out in zip(parts, outputs, strict=True):
-            keep = self.honest[data.rows][:, None].expand(data.labels.shape)
+            rows = data.rows.to(data.labels.device)
+            keep = self.honest.to(rows.device)[rows][:, None].expand(data.labels.shape)
             if data.mask is not None:
                 keep = keep & (data.mask > 0)
             flat_scores.append(out[keep])
             flat_labels.append(data.labels[keep])
-            owners.append(data.rows[:, None].expand(data.labels.shape)[keep])
+            owners.append(rows[:, None].expand(data.labels.shape)[keep])
         scores, labels, owner = torch.cat(flat_scores), torch.cat(flat_labels), torch.cat(owners)
         pooled = float(_auc_of(scores[None], labels[None], None))
         by_cluster = None
         if clusters is not None:
-            groups = clusters[owner]
+            groups = clusters.to(owner.device)[owner]
             by_cluster = torch.stack(
                 [
                     _auc_of(scores[None, groups == j], labels[None, groups == j], None)[0]
@@ -248,6 +317,12 @@ class Evaluator:
                 ]
             )
         return Score(pooled, per_client, by_cluster, clusters)
+
+
+def _home(score: Score) -> Score:
+    """A score on the CPU."""
+    by_cluster = None if score.clusters is None else score.clusters.cpu()
+    return Score(score.pooled, score.clients.cpu(), by_cluster, score.labels)
 
 
 def _auc_of(outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
@@ -316,6 +391,35 @@ class History:
             self._detail.append(kept)
         self._last = scores
         self._pooled.append((round, {key: score.pooled for key, score in scores.items()}))
+
+    def state(self) -> dict[str, Any]:
+        """Everything in it, as a checkpoint can hold it."""
+        return {
+            "pooled": self._pooled,
+            "detail": [(round, _tuples(scores)) for round, scores in self._detail],
+            "last": _tuples(self._last),
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any], fresh: History) -> History:
+        """The history that :meth:`state` was taken of; ``fresh`` is an empty one of that run."""
+        fresh._pooled = list(state["pooled"])
+        fresh._detail = [
+            (round, {key: _Kept(*score) for key, score in scores.items()})
+            for round, scores in state["detail"]
+        ]
+        fresh._last = {key: Score(*score) for key, score in state["last"].items()}
+        return fresh
+
+    def replay(self) -> Iterator[tuple[int, dict[tuple[str, str], Score]]]:
+        """The scores of all evaluated rounds again; without clients where they were not kept."""
+        detail = dict(self._detail)
+        for round, pooled in self._pooled:
+            if round in detail:
+                yield round, {key: kept.score() for key, kept in detail[round].items()}
+            else:
+                nobody = torch.full((len(self.names),), math.nan, dtype=torch.float64)
+                yield round, {key: Score(value, nobody) for key, value in pooled.items()}
 
     @property
     def rounds(self) -> list[int]:

@@ -7,7 +7,6 @@ fresh interpreter or in this one, so its result is the same to the bit wherever 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -30,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from .evaluation import METRICS, Evaluator
+from .evaluation import METRICS_OF, Evaluator
 from .federation import Federation
 from .models.logistic import default_model
 from .options import OptionError
@@ -189,7 +188,7 @@ class _Loader:
         with _warnings_kept() as caught:
             try:
                 federation = job.dataset.instance.load(job.seed)
-                digest = _data_digest(federation) if self.digests else ""
+                digest = federation.digest() if self.digests else ""
             except Exception as error:
                 return error
         return _Loaded(federation, digest, tuple(caught))
@@ -234,20 +233,16 @@ def _train(job: Job, federation: Federation) -> Run:
         job.method.instance,
         federation,
         network,
-        rounds=training.rounds,
-        local_steps=training.local_steps,
-        eta=training.eta,
-        l2=training.l2,
         seed=job.seed,
-        eval_every=training.every,
         # The curve is all that is needed on the way; the other scores follow at the end, once.
         splits=("test",),
-        metrics=("log_loss",),
+        metrics=METRICS_OF[federation.task][:1],
+        **(training.model_dump() | {"eval_every": training.every}),
     )
     result = trainer.run()
     if result.interrupted:
         raise KeyboardInterrupt
-    evaluator = Evaluator(federation, result.objective, ("train", "test"), METRICS)
+    evaluator = Evaluator(federation, result.objective, ("train", "test"))
     with torch.no_grad():
         scores = evaluator(result.theta)
     labels = result.algorithm.clusters(result.server)
@@ -264,7 +259,7 @@ def _train(job: Job, federation: Federation) -> Run:
             for (split, metric), score in scores.items()
         },
         tuple(result.history.rounds),
-        tuple(result.history.pooled().tolist()),
+        tuple(result.history.pooled("test", METRICS_OF[federation.task][0]).tolist()),
         result.communication,
         result.theta.shape[1],
         result.facts.eta,
@@ -298,28 +293,6 @@ def _one_thread() -> Iterator[None]:
 
 
 # ---- where results are kept ---------------------------------------------------------------------
-
-
-def _data_digest(federation: Federation) -> str:
-    """Hash of every record and of what is known about the clients."""
-    known = (
-        federation.names,
-        federation.task,
-        federation.n_classes,
-        federation.feature_shape,
-        str(federation.dtype),
-        None if federation.groups is None else federation.groups.tolist(),
-        federation.honest.tolist(),
-    )
-    digest = hashlib.sha256(repr(known).encode())
-    for split in (federation.train, federation.test, federation.validation):
-        for k in range(len(federation)):
-            for values in split.client(k):
-                digest.update(repr(tuple(values.shape)).encode())
-                digest.update(values.contiguous().numpy().tobytes())
-    for cloud in federation.clouds:
-        digest.update(cloud.tobytes())
-    return digest.hexdigest()
 
 
 def _place(folder: Path, key: str) -> Path:

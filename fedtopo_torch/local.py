@@ -1,48 +1,26 @@
-"""What a client computes: loss, gradient and local descent of a torch module at many rows at once.
+"""What k clients know and do in one round: their problem, its records step by step, and descent.
 
-A model is a vector ``theta`` of p numbers, its trainable parameters in the module's own order; the
-models of k clients are the rows of ``Theta [k, p]``. Everything here works on k rows together, so
-one client (k = 1) and a thousand simulated ones run the same code.
+Everything here works on k rows together, so one client (k = 1) and a thousand simulated ones run
+the same code.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
-from .federation import Bucket, Split, Task
-from .randomness import torch_seed
+from .objective import Data, Objective
+from .randomness import generator, torch_seed
+from .training import Training
 
-__all__ = ["Data", "Facts", "LinearObjective", "LocalProblem", "Objective", "objective_for"]
+__all__ = ["Batches", "Correction", "Facts", "LocalProblem", "stepped"]
 
-RecordLoss = Callable[[Tensor, Tensor], Tensor]
 Correction = Callable[[Tensor], "Tensor | None"]
-
-
-def binary_log_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """-log-likelihood in nats of labels 0/1 ``[...]`` under logits of the same shape."""
-    # Above the default threshold of 20 softplus is the identity, off by 2e-9.
-    return F.softplus(outputs, threshold=40).sub_(labels * outputs)
-
-
-def multiclass_log_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """-log-likelihood in nats of labels ``[...]`` under logits ``[..., C]``."""
-    loss = F.cross_entropy(
-        outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1), reduction="none"
-    )
-    return loss.reshape(labels.shape)
-
-
-RECORD_LOSS: dict[str, RecordLoss] = {"binary": binary_log_loss, "multiclass": multiclass_log_loss}
 
 
 @dataclass(frozen=True)
@@ -50,8 +28,9 @@ class Facts:
     """What the handshake tells everybody before anything else.
 
     Attributes:
-        eta: step size.
-        local_steps: tau, gradient steps per round.
+        eta: step size, before the schedule.
+        local_steps: tau, gradient steps per round; with ``local_epochs`` the mean of the clients',
+            weighted by records.
         l2: lambda; every F_k has (lambda/2)|theta|^2 over all trainable parameters.
         seed: the run's seed.
         mean: pooled mean of the training features in their own units ``[d]``.
@@ -62,10 +41,12 @@ class Facts:
         names: client names; on the server only, empty at a client.
         groups: true groups ``[K]`` where a federation knows them; for references that use what no
             server could know, None at a client.
+        parameters: p, the trainable part of a row, which comes first; None: all of it.
+        training: batches, optimiser and the rest of how clients are trained.
     """
 
     eta: float
-    local_steps: int
+    local_steps: float
     l2: float
     seed: int
     mean: Tensor
@@ -74,467 +55,86 @@ class Facts:
     n: Tensor | None = None
     names: tuple[str, ...] = ()
     groups: NDArray[np.int64] | None = None
+    parameters: int | None = None
+    training: Training = field(default_factory=Training)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Data:
-    """One split of k clients, laid out for an objective.
+def stepped(theta: Tensor, target: Tensor, size: float, parameters: int | None) -> Tensor:
+    """Models moved by ``size`` of the way to others; 1 is exactly there.
 
-    Attributes:
-        rows: positions of the clients in the federation ``[k]``.
-        names: their names.
-        features: ``[k, n_max, ...]`` (a column of ones added for linear models), 0 where padded.
-        labels: ``[k, n_max]``.
-        mask: ``[k, n_max]`` of 1 and 0, or None when nothing is padded.
-        n: records per client ``[k]``.
-        inverse_n: ``1/n`` ``[k]``.
-    """
-
-    rows: Tensor
-    names: tuple[str, ...]
-    features: Tensor
-    labels: Tensor
-    mask: Tensor | None
-    n: Tensor
-    inverse_n: Tensor
-
-    def total(self, values: Tensor) -> Tensor:
-        """Sum of per-record values ``[k, n_max]`` over each client's own records ``[k]``."""
-        return (values if self.mask is None else values * self.mask).sum(1)
-
-
-@dataclass(frozen=True)
-class LinearData(Data):
-    """Data for a linear model; ``features`` has a column of ones where the model has a bias.
-
-    Attributes:
-        transposed: the features as ``[k, d + 1, n_max]``, a view.
-        scale: ``1/n`` as ``[k, 1, 1]``.
-        label_pull: the part of the gradient that does not depend on theta, ``-Y' X / n``
-            ``[k, C, d + 1]``.
-    """
-
-    transposed: Tensor
-    scale: Tensor
-    label_pull: Tensor
-
-
-class Objective:
-    """Mean record loss + (l2/2)|theta|^2 of any torch module, by autograd.
-
-    The forward pass of k clients is one ``vmap(functional_call)``; the backward pass is plain
-    autograd through it. Modules that draw random numbers while training (dropout) go client by
-    client instead, each under a generator keyed by seed, round, step and client name.
+    Their buffers become those of the target: half the way is no statistic, and more than the whole
+    way could make a variance negative.
 
     Args:
-        module: one record batch ``[n, ...]`` in, ``[n]``, ``[n, 1]`` or ``[n, C]`` out. It is
-            copied; parameters with ``requires_grad=False`` stay as they are, outside theta.
-        record_loss: ``(outputs [k, n, ...], labels [k, n]) -> [k, n]``, a task's name, or None
-            for the task's own.
-        l2: lambda >= 0.
-        outputs: numbers per record the module must put out (1 for a binary task).
+        theta, target: ``[..., p + b]``.
+        size: 0 stays (but for buffers), 1 is the target, more goes beyond.
+        parameters: p; None where there are no buffers.
+    """
+    if parameters is None or parameters == theta.shape[-1]:
+        return torch.lerp(theta, target, size)
+    moved = torch.lerp(theta[..., :parameters], target[..., :parameters], size)
+    return torch.cat([moved, target[..., parameters:]], dim=-1)
 
-    Raises:
-        ValueError: no trainable parameter, or one that is not floating point.
+
+class Batches:
+    """The records of every step of k clients in one round.
+
+    A client's records are shuffled by a generator keyed by seed, round and its name, taken
+    ``batch_size`` at a time until all were used, and shuffled again. The last batch of a pass may
+    be smaller; it is left out where the module can't be trained on so few. Every descent of a round
+    that asks for step s gets the same records.
+
+    Args:
+        data: k clients.
+        training: the batch size.
+        seed, round: of the draws.
+        smallest: the fewest records a batch may have.
     """
 
-    #: Feature values per bucket of clients. A step has a fixed cost of some 0.3 ms here, shared by
-    #: all clients of a bucket, so buckets are large.
-    bucket_size: ClassVar[int] = 1_500_000
-
     def __init__(
-        self,
-        module: nn.Module,
-        record_loss: Task | RecordLoss = "binary",
-        l2: float = 0.01,
-        *,
-        outputs: int = 1,
-        dtype: torch.dtype = torch.float64,
+        self, data: Data, training: Training, seed: int, round: int, smallest: int = 1
     ) -> None:
-        for name, parameter in module.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ValueError(
-                    f"parameter '{name}' of {type(module).__name__} has no shape yet: run the lazy "
-                    f"module on one batch first."
-                )
-            if not parameter.is_floating_point():
-                raise ValueError(
-                    f"parameter '{name}' of {type(module).__name__} is {parameter.dtype}: "
-                    f"only floating point parameters can be trained."
-                )
-        self.name = type(module).__name__
-        self.record_loss: RecordLoss = (
-            RECORD_LOSS[record_loss] if isinstance(record_loss, str) else record_loss
-        )
-        self.l2 = float(l2)
-        self.n_outputs = outputs
-        self._train = copy.deepcopy(module).to(dtype).train()
-        for layer in self._train.modules():
-            if type(layer) is nn.Linear and layer.out_features <= NARROW:
-                layer.__class__ = _NarrowLinear
-        self._eval = copy.deepcopy(self._train).eval()
-        self._prepared: dict[int, tuple[Bucket, Data]] = {}
-        trainable = [(n, p) for n, p in self._train.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise ValueError(f"{type(module).__name__} has no trainable parameter.")
-        self.parameter_names = tuple(n for n, _ in trainable)
-        self._shapes = tuple(p.shape for _, p in trainable)
-        self._sizes = [p.numel() for _, p in trainable]
-        self.p = sum(self._sizes)
-        self.dtype = dtype
-        self.draws = any(isinstance(m, _DRAWING) for m in self._train.modules())
+        self._data, self._size = data, training.batch_size
+        self._seed, self._round, self._smallest = seed, round, smallest
+        self._n = data.n.tolist()
+        self._per_pass = [training.batches(n, smallest) for n in self._n]
+        #: All of a client's records in every step.
+        self.whole = self._size is None or max(self._n) <= self._size
+        self._index = torch.zeros(0, 0, 0, dtype=torch.int64)
+        self._count = torch.zeros(0, 0, dtype=torch.int64)
 
-    # ---- theta <-> module -------------------------------------------------------------------
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Positions ``[k, b]`` of the records of a step, and how many are meant ``[k]``."""
+        if step >= len(self._index):
+            self._draw(max(step + 1, 2 * len(self._index)))
+        return self._index[step], self._count[step]
 
-    def initial(self) -> Tensor:
-        """theta_0 ``[p]``: the module's own initialisation."""
-        named = dict(self._train.named_parameters())
-        return torch.cat([named[n].detach().reshape(-1) for n in self.parameter_names]).clone()
+    def expect(self, steps: int) -> None:
+        """Draw so many steps at once, which is cheaper than one by one."""
+        if steps > len(self._index):
+            self._draw(steps)
 
-    def parameters(self, theta: Tensor) -> dict[str, Tensor]:
-        """Rows ``[..., p]`` as named parameters ``[..., *shape]`` (views)."""
-        parts = theta.split(self._sizes, dim=-1)
-        lead = theta.shape[:-1]
-        return {
-            name: part.reshape(*lead, *shape)
-            for name, part, shape in zip(self.parameter_names, parts, self._shapes, strict=True)
-        }
-
-    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """The module's full state_dict with theta ``[p]`` in it (copies)."""
-        state = {name: value.detach().clone() for name, value in self._eval.state_dict().items()}
-        parameters = self.parameters(theta)
-        # A tied parameter has several names in a state_dict, and one in theta.
-        first = {id(p): name for name, p in self._eval.named_parameters()}
-        for name, parameter in self._eval.named_parameters(remove_duplicate=False):
-            if first[id(parameter)] in parameters:
-                state[name] = parameters[first[id(parameter)]].detach().clone()
-        return state
-
-    def check(self, features: Tensor, labels: Tensor) -> None:
-        """Try one training step and one evaluation on a client's first records.
-
-        Args:
-            features, labels: of one client, ``[n, ...]`` and ``[n]``.
-
-        Raises:
-            ValueError: the module fails on them, can't run for many clients at once, changes its
-                input, puts out something else than the task needs, or lets a record's output
-                depend on the other records (padding would then change it).
-        """
-        # A second record that differs from the first, where the client has one.
-        other = (features != features[:1]).flatten(1).any(1).nonzero()[:1, 0]
-        pick = torch.cat([torch.zeros(1, dtype=torch.int64), other])
-        features, labels = features[pick], labels[pick]
-        # Copies, twice: two clients with the same records.
-        features, labels = torch.stack([features] * 2), torch.stack([labels] * 2)
-        before = features.clone()
-
-        def first(count: int) -> Data:
-            n = torch.full((2,), count)
-            x, y = features[:, :count], labels[:, :count]
-            return self.prepare(Bucket(torch.arange(2), ("a", "b"), x, y, None, n))
-
-        data, alone = first(features.shape[1]), first(1)
-        theta = self.initial().repeat(2, 1)
-        mixes = False
-        try:
-            with torch.no_grad():
-                self.loss(theta, data)
-                self.gradient(theta, data, (0, 1))
-                for training in (False,) if self.draws else (False, True):
-                    together = self.outputs(theta, data, training=training)[:, :1]
-                    apart = self.outputs(theta, alone, training=training)
-                    gap = (together - apart).abs().max()
-                    mixes |= bool(gap > 1e-4 * apart.abs().max() + 1e-6)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"{self.name} fails on this federation's records of shape "
-                f"{list(features.shape[2:])}: {str(error).partition(chr(10))[0]} All clients are "
-                f"run at once by torch.func.vmap: layers that read values (.item(), if), LSTM, GRU "
-                f"and attention don't work under it."
-            ) from error
-        if mixes:
-            raise ValueError(
-                f"{self.name} mixes records: what it puts out for one depends on the others in "
-                f"the batch. Clients are padded and batched together, so that is not possible."
-            )
-        if not bool((features == before).all()):
-            raise ValueError(
-                f"{self.name} changes its input in place, which would change the federation's "
-                f"data: use inplace=False."
-            )
-
-    # ---- data -------------------------------------------------------------------------------
-
-    def data(self, split: Split) -> list[Data]:
-        """A split laid out for this objective, once however often it is asked for."""
-        found = []
-        for bucket in split.buckets(self.bucket_size):
-            # Keeping the bucket keeps its id from being given to another one.
-            if id(bucket) not in self._prepared:
-                self._prepared[id(bucket)] = bucket, self.prepare(bucket)
-            found.append(self._prepared[id(bucket)][1])
-        return found
-
-    def prepare(self, bucket: Bucket) -> Data:
-        """Lay one bucket out for this objective.
-
-        Padding is filled with the client's own first record: a module may have no finite value
-        or gradient at an all-zero record, and 0 times NaN is NaN.
-        """
-        features = bucket.features
-        if bucket.mask is not None:
-            padding = (bucket.mask == 0).reshape(*bucket.mask.shape, *[1] * (features.ndim - 2))
-            features = torch.where(padding, features[:, :1], features)
-        return self._data(bucket, features)
-
-    def _data(self, bucket: Bucket, features: Tensor) -> Data:
-        inverse_n = bucket.n.to(self.dtype).reciprocal()
-        return Data(
-            bucket.rows, bucket.names, features, bucket.labels, bucket.mask, bucket.n, inverse_n
-        )
-
-    # ---- values -----------------------------------------------------------------------------
-
-    def outputs(
-        self, theta: Tensor, data: Data, *, training: bool = False, seeds: Sequence[int] = ()
-    ) -> Tensor:
-        """Module outputs ``[k, n]`` (one number per record) or ``[k, n, C]``.
-
-        Args:
-            theta: ``[k, p]``.
-            data: k clients.
-            training: train mode; evaluation never draws and never moves a buffer.
-            seeds: one per client, for modules that draw.
-        """
-        module = self._train if training else self._eval
-        parameters = self.parameters(theta)
-        if not (training and self.draws):
-            batched = vmap(lambda one, x: _forward(module, one, x))
-            return self._shaped(batched(parameters, data.features), data.labels.shape[1])
-        rows = []
-        for i, seed in enumerate(seeds):
-            # Own records only: the draws must not depend on padding.
-            x = data.features[i : i + 1, : int(data.n[i])]
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                one = {name: value[i] for name, value in parameters.items()}
-                out = self._shaped(_forward(module, one, x[0])[None], x.shape[1])[0]
-            padding = data.labels.shape[1] - len(out)
-            rows.append(F.pad(out, (0, 0) * (out.ndim - 1) + (0, padding)))
-        return torch.stack(rows)
-
-    def _shaped(self, result: Tensor, n: int) -> Tensor:
-        """Outputs ``[k, n]`` or ``[k, n, C]`` of n records, whichever the task needs."""
-        shape = tuple(result.shape[1:])
-        if self.n_outputs == 1 and shape == (n, 1):
-            return result.squeeze(-1)
-        if shape == ((n,) if self.n_outputs == 1 else (n, self.n_outputs)):
-            return result
-        raise ValueError(
-            f"the module's outputs have shape {list(shape)} for {n} records; expected "
-            f"[n{f', {self.n_outputs}' if self.n_outputs > 1 else ''}]."
-        )
-
-    def loss(self, theta: Tensor, data: Data) -> Tensor:
-        """F_k(theta_k) ``[k]`` in evaluation mode: mean record loss + (l2/2)|theta_k|^2."""
-        losses = self.record_loss(self.outputs(theta, data), data.labels)
-        return data.total(losses) * data.inverse_n + 0.5 * self.l2 * theta.square().sum(1)
-
-    def gradient(self, theta: Tensor, data: Data, seeds: Sequence[int] = ()) -> Tensor:
-        """grad F_k(theta_k) ``[k, p]`` in training mode."""
-        return self.rows(self.slope(self.weights(theta), data, seeds))
-
-    # Steps are taken on weights, the rows theta in the layout that suits the gradient best.
-
-    def weights(self, theta: Tensor) -> Tensor:
-        """Rows ``[k, p]`` in the layout of steps; here the rows themselves."""
-        return theta
-
-    def rows(self, weights: Tensor) -> Tensor:
-        """The inverse of :meth:`weights`."""
-        return weights
-
-    def slope(self, weights: Tensor, data: Data, seeds: Sequence[int] = ()) -> Tensor:
-        """The gradient in training mode, in the layout of steps; a new tensor."""
-        theta = weights
-        variable = theta.detach().requires_grad_()
-        with torch.enable_grad():
-            outputs = self.outputs(variable, data, training=True, seeds=seeds)
-            losses = self.record_loss(outputs, data.labels)
-            total = torch.dot(data.total(losses), data.inverse_n)
-            (gradient,) = torch.autograd.grad(total, variable)
-        return gradient.add_(theta.detach(), alpha=self.l2)
-
-    def smoothness(self, data: Data) -> Tensor | None:
-        """L_k ``[k]`` such that F_k is L_k-smooth, or None where it is not known."""
-        return None
-
-
-def _forward(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    result = functional_call(module, parameters, (x,))
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        kind = result.dtype if isinstance(result, Tensor) else type(result).__name__
-        raise ValueError(
-            f"{type(module).__name__} returns {kind}: a floating point tensor is needed."
-        )
-    return result
-
-
-# Modules that draw random numbers in their forward pass while training.
-_DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
-
-# Output features up to which a batched linear layer is faster with the weights on the left.
-NARROW = 4
-
-
-# Features that fit a core's own cache are multiplied faster when stored as [k, d + 1, n].
-TRANSPOSED_BELOW = 60_000
-
-
-class _NarrowLinear(nn.Linear):
-    """``nn.Linear`` as ``(W x')'``: of a batch of clients, ``x W'`` takes bmm's slow path."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.ndim < 2:
-            return super().forward(input)
-        result = (self.weight @ input.mT).mT
-        return result if self.bias is None else result + self.bias
-
-
-class LinearModule(Objective):
-    """``nn.Linear`` by autograd: logistic and softmax regression from theta = 0, with known L_k."""
-
-    def __init__(
-        self, module: nn.Linear, record_loss: Task = "binary", l2: float = 0.01, **kwargs: Any
-    ) -> None:
-        super().__init__(module, record_loss, l2, **kwargs)
-        self.has_bias = module.bias is not None
-
-    def initial(self) -> Tensor:
-        """theta_0 = 0: the problem is convex, so nothing is gained by drawing a start."""
-        return torch.zeros(self.p, dtype=self.dtype)
-
-    def design(self, data: Data) -> Tensor:
-        """X ``[k, n_max, d + 1]``: a column of ones where the model has a bias, 0 if padded."""
-        features, mask = data.features, data.mask
-        if self.has_bias:
-            features = torch.cat([features, features.new_ones((*features.shape[:2], 1))], dim=-1)
-        # A padded record is all zeros, its one included, so that it adds nothing to X' r.
-        return features if mask is None else features * mask.unsqueeze(-1)
-
-    def smoothness(self, data: Data) -> Tensor:
-        """L_k = lambda_max(X'X/n)/4 + l2 (binary), lambda_max/2 + l2 (softmax)."""
-        x = self.design(data)
-        gram = torch.bmm(x.mT, x) * data.inverse_n[:, None, None]
-        largest = torch.linalg.eigvalsh(gram)[:, -1]
-        return largest / (4 if self.n_outputs == 1 else 2) + self.l2
-
-
-class LinearObjective(LinearModule):
-    """The same objective in closed form.
-
-    With a column of ones in X and residuals r = sigmoid(X w) - y (softmax(X W') - onehot(y)),
-    grad F = X' r / n + l2 w. Gradients agree with autograd to 1e-12.
-    """
-
-    #: Feature values per bucket: larger ones leave the processor's cache between local steps,
-    #: smaller ones pay more often for starting an operation.
-    bucket_size: ClassVar[int] = 400_000
-
-    def prepare(self, bucket: Bucket) -> Data:
-        design = super().design(self._data(bucket, bucket.features))
-        if design.numel() <= TRANSPOSED_BELOW:
-            design = design.mT.contiguous().mT
-        data = self._data(bucket, design)
-        if self.n_outputs == 1:
-            targets = data.labels.unsqueeze(1)
-        else:
-            targets = F.one_hot(data.labels, self.n_outputs).to(self.dtype).mT.contiguous()
-        scale = data.inverse_n[:, None, None]
-        return LinearData(
-            **vars(data),
-            transposed=data.features.mT,
-            scale=scale,
-            label_pull=torch.bmm(targets, data.features).mul_(-scale),
-        )
-
-    def design(self, data: Data) -> Tensor:
-        return data.features
-
-    def weights(self, theta: Tensor) -> Tensor:
-        """``[k, C, d + 1]``, the bias as last column. theta holds all weights, then all biases."""
-        if self.n_outputs == 1:
-            return theta.unsqueeze(1)
-        if not self.has_bias:
-            return theta.reshape(len(theta), self.n_outputs, -1)
-        weight, bias = theta[:, : -self.n_outputs], theta[:, -self.n_outputs :]
-        return torch.cat(
-            [weight.reshape(len(theta), self.n_outputs, -1), bias.unsqueeze(-1)], dim=-1
-        )
-
-    def rows(self, weights: Tensor) -> Tensor:
-        if self.n_outputs == 1:
-            return weights.squeeze(1)
-        if not self.has_bias:
-            return weights.flatten(1)
-        return torch.cat([weights[..., :-1].flatten(1), weights[..., -1]], dim=1)
-
-    def outputs(
-        self, theta: Tensor, data: Data, *, training: bool = False, seeds: Sequence[int] = ()
-    ) -> Tensor:
-        assert isinstance(data, LinearData)
-        # Weights on the left: this orientation of bmm is 5 to 9 times faster than X @ w.
-        logits = torch.bmm(self.weights(theta), data.transposed)
-        return logits.squeeze(1) if self.n_outputs == 1 else logits.mT
-
-    def slope(self, weights: Tensor, data: Data, seeds: Sequence[int] = ()) -> Tensor:
-        assert isinstance(data, LinearData)
-        logits = torch.bmm(weights, data.transposed)
-        expected = logits.sigmoid_() if self.n_outputs == 1 else logits.softmax(1)
-        slope = torch.add(data.label_pull, weights, alpha=self.l2)
-        return slope.addcmul_(torch.bmm(expected, data.features), data.scale)
-
-
-def objective_for(
-    module: nn.Module,
-    task: Task,
-    l2: float,
-    *,
-    inputs: int | None = None,
-    outputs: int = 1,
-    dtype: torch.dtype = torch.float64,
-    closed_form: bool = True,
-) -> Objective:
-    """The fastest exact objective for a module: closed form for a plain ``nn.Linear``."""
-    if type(module) is nn.Linear and not _customised(module):
-        if inputs is not None and module.in_features != inputs:
-            raise ValueError(
-                f"the model takes {module.in_features} features; this federation's records have "
-                f"{inputs}."
-            )
-        if module.out_features != outputs:
-            raise ValueError(
-                f"the model puts out {module.out_features} numbers per record; "
-                f"a {task} task here needs {outputs}."
-            )
-        linear = LinearObjective if closed_form else LinearModule
-        return linear(module, task, l2, outputs=outputs, dtype=dtype)
-    return Objective(module, task, l2, outputs=outputs, dtype=dtype)
-
-
-def _customised(module: nn.Module) -> bool:
-    """Hooks, parametrisations or frozen parameters change what a layer computes or trains."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or list(module.children())
-        or not all(p.requires_grad for p in module.parameters())
-    )
+    def _draw(self, steps: int) -> None:
+        assert self._size is not None
+        width = min(self._size, max(self._n))
+        index = np.zeros((steps, len(self._n), width), dtype=np.int64)
+        count = np.zeros((steps, len(self._n)), dtype=np.int64)
+        for i, (n, passes) in enumerate(zip(self._n, self._per_pass, strict=True)):
+            rng = generator(self._seed, "batches", self._round, self._data.names[i])
+            size = min(self._size, n)
+            sizes = np.full(passes, size)
+            sizes[-1] = min(size, n - size * (passes - 1))
+            for start in range(0, steps, passes):
+                order = rng.permutation(n)[: passes * size]
+                # A short last batch is filled up with the pass's first records, as padding.
+                filled = np.resize(order, passes * size).reshape(passes, size)
+                stop = min(start + passes, steps)
+                index[start:stop, i, :size] = filled[: stop - start]
+                index[start:stop, i, size:] = filled[: stop - start, :1]
+                count[start:stop, i] = sizes[: stop - start]
+        place = self._data.n.device
+        self._index = torch.from_numpy(index).to(place)
+        self._count = torch.from_numpy(count).to(place)
 
 
 class LocalProblem:
@@ -546,6 +146,8 @@ class LocalProblem:
         clouds: training features in their own units, one ``[n_k, d]`` array per client.
         facts: what the handshake told, or None during the handshake itself.
         round: the current round; 0 before the first.
+        counters: whole-number buffers of the clients' modules ``[k, c]``, after the last descent;
+            None for the module's own.
     """
 
     def __init__(
@@ -555,23 +157,32 @@ class LocalProblem:
         clouds: Sequence[NDArray[np.float64]] = (),
         facts: Facts | None = None,
         round: int = 0,
+        counters: Tensor | None = None,
     ) -> None:
         self.objective = objective
         self.data = data
         self.clouds = clouds
         self.facts = facts
         self.round = round
+        self.counters = self._start_counters = counters
         self._taken = 0
+        self._batches: Batches | None = None
         self._watched = (data.features, data.labels, data.n)
+        #: :attr:`version` when this problem was made.
+        self.first_version = self.version
 
     @property
     def version(self) -> int:
         """Grows with every change of the data in place; nobody may make one."""
         return sum([value._version for value in self._watched])
 
-    def at_round(self, round: int) -> LocalProblem:
-        """The same clients in another round, no step taken yet."""
-        return LocalProblem(self.objective, self.data, self.clouds, self.facts, round)
+    def at_round(self, round: int, counters: Tensor | None = None) -> LocalProblem:
+        """The same clients in another round, or at the start of this one; no step taken yet."""
+        again = LocalProblem(self.objective, self.data, self.clouds, self.facts, round, counters)
+        if round == self.round and counters is None:
+            again.counters = again._start_counters = self._start_counters
+            again._batches = self._batches
+        return again
 
     def __len__(self) -> int:
         return len(self.data.names)
@@ -595,29 +206,62 @@ class LocalProblem:
         return self.data.labels
 
     @property
+    def parameters(self) -> int:
+        """p, the trainable part of a row ``[p + b]``, which comes first; buffers follow."""
+        return self.objective.p
+
+    def stepped(self, theta: Tensor, target: Tensor, size: float) -> Tensor:
+        """Rows moved by ``size`` of the way to others, see :func:`stepped`."""
+        return stepped(theta, target, size, self.parameters)
+
+    @property
     def eta(self) -> float:
-        """The run's step size."""
+        """This round's step size."""
         assert self.facts is not None
-        return self.facts.eta
+        return self.facts.eta * self.facts.training.factor(self.round)
 
     @property
     def local_steps(self) -> int:
-        """tau, the run's gradient steps per round."""
+        """S_k, gradient steps in a round: the same for all of these clients."""
         assert self.facts is not None
-        return self.facts.local_steps
+        if self.facts.training.local_epochs is None:
+            return int(self.facts.local_steps)
+        return self.facts.training.steps(int(self.n[0]), self.objective.smallest)
 
     @property
     def steps(self) -> Tensor:
         """Gradient steps taken in this round ``[k]``."""
-        return torch.full((len(self),), self._taken, dtype=torch.int64)
+        return torch.full_like(self.n, self._taken)
 
     def loss(self, theta: Tensor) -> Tensor:
         """F_k(theta_k) on the training records ``[k]``, in evaluation mode."""
         return self.objective.loss(theta, self.data)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """grad F_k(theta_k) ``[k, p]``, in training mode."""
+        """grad F_k(theta_k) over all training records, rows like theta; in training mode."""
         return self.objective.gradient(theta, self.data, self._seeds())
+
+    def activations(self, layer: str) -> list[NDArray[np.float64]]:
+        """What a layer of the initial model puts out for each client's training records.
+
+        See :meth:`fedtopo_torch.objective.Objective.activations`; one ``[n_k, q]`` per client.
+        """
+        found = []
+        for features, n in zip(self.features, self.n.tolist(), strict=True):
+            found.append(self.objective.activations(layer, features[:n]).double().numpy())
+        return found
+
+    def _batch(self, step: int) -> Data:
+        """The records of a step."""
+        if self.facts is None or self.facts.training.batch_size is None:
+            return self.data
+        if self._batches is None:
+            facts, smallest = self.facts, self.objective.smallest
+            self._batches = Batches(self.data, facts.training, facts.seed, self.round, smallest)
+        if self._batches.whole:
+            return self.data
+        self._batches.expect(self.local_steps)
+        return self.objective.batch(self.data, *self._batches(step))
 
     def _seeds(self) -> Sequence[int]:
         """One per client for this step, where the module draws."""
@@ -633,37 +277,67 @@ class LocalProblem:
         correction: Correction | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        batch: int | None = None,
     ) -> Tensor:
-        """Gradient descent from the rows theta ``[k, p]``; returns new rows.
+        """Steps of the run's optimiser from the rows theta ``[k, p + b]``; returns new rows.
 
-        Every step is ``theta <- theta - lr (grad F(theta) + correction(theta))``.
+        Plain descent is ``theta <- theta - lr (grad F(theta) + correction(theta))``, each gradient
+        over the step's batch; buffers move as the module moves them. The optimiser's state starts
+        fresh in every call.
 
         Args:
             theta: where to start; not changed.
-            correction: called at each step with the current rows; a tensor ``[k, p]`` added to
-                the gradient, or None for none (then the arithmetic is that of plain descent).
-            steps: how many; the run's local steps tau by default.
-            lr: step size; the run's eta by default.
+            correction: called at each step with the current rows; rows ``[k, p + b]`` or
+                ``[k, p]``, of which the first p numbers are added to the gradient, or None for
+                none (then the arithmetic is that of plain descent).
+            steps: how many; the round's :attr:`local_steps` by default.
+            lr: step size; the round's :attr:`eta` by default.
+            batch: use the records of this step of the round in every step; by default each step
+                has its own.
         """
         if self.facts is not None:
-            steps = self.facts.local_steps if steps is None else steps
-            lr = self.facts.eta if lr is None else lr
+            steps = self.local_steps if steps is None else steps
+            lr = self.eta if lr is None else lr
         if steps is None or lr is None:
             raise ValueError(
                 "descend needs steps and lr where there are no facts to take them from."
             )
         objective = self.objective
-        weights = objective.weights(theta)
+        if not steps:
+            return theta.clone()
+        weights, state = objective.weights(theta), objective.state(theta, self.counters)
+        optimizer = None
+        if self.facts is not None and not self.facts.training.bare:
+            weights = weights.clone()
+            optimizer = self.facts.training.optimizer_for([weights], lr)
         for _ in range(steps):
-            slope = objective.slope(weights, self.data, self._seeds())
-            extra = None if correction is None else correction(objective.rows(weights))
+            data = self._batch(self._taken if batch is None else batch)
+            slope, after = objective.slope(weights, data, self._seeds(), state)
+            extra = None if correction is None else correction(objective.rows(weights, state))
             if extra is not None:
-                if extra.shape != theta.shape or extra.dtype != theta.dtype:
-                    raise ValueError(
-                        f"correction returns {extra.dtype} of shape {list(extra.shape)}; needed "
-                        f"are {theta.dtype} rows of shape {list(theta.shape)}."
-                    )
-                slope.add_(objective.weights(extra))
-            weights = weights.sub(slope, alpha=lr)
+                slope.add_(objective.weights(self._corrected(extra, theta)))
+            if optimizer is None:
+                weights = weights.sub(slope, alpha=lr)
+            else:
+                weights.grad = slope
+                optimizer.step()
+            state = after
             self._taken += 1
-        return objective.rows(weights) if steps else theta.clone()
+        if objective.counts:
+            self.counters = objective.counted(state)
+        return objective.rows(weights, state)
+
+    def _corrected(self, extra: Tensor, theta: Tensor) -> Tensor:
+        """A correction as rows, once it is known to be one."""
+        widths = (self.objective.width, self.objective.p)
+        if (
+            extra.ndim != 2
+            or len(extra) != len(theta)
+            or extra.shape[1] not in widths
+            or extra.dtype != theta.dtype
+        ):
+            raise ValueError(
+                f"correction returns {extra.dtype} of shape {list(extra.shape)}; needed are "
+                f"{theta.dtype} rows of shape {list(theta.shape)}."
+            )
+        return extra

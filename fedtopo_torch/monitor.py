@@ -336,9 +336,9 @@ def _settings(trainer: Trainer, result: Result) -> dict[str, Any]:
         "clients": len(federation),
         "parameters": result.objective.p,
         "rounds": trainer.rounds,
-        "local_steps": trainer.local_steps,
+        "local_steps": trainer.training.local_steps,
         "eta": result.facts.eta,
-        "l2": trainer.l2,
+        "l2": trainer.training.l2,
         "seed": trainer.seed,
     }
     for name, value in algorithm.model_dump().items():

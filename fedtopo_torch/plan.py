@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import math
 import pickle
 import sys
 import uuid
@@ -17,13 +16,12 @@ from functools import cache
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from . import __version__
 from .options import OptionError, Options, did_you_mean
 from .registry import Registry, algorithms, datasets, models
+from .training import Training
 
 __all__ = ["METHODS", "Choice", "Job", "Plan", "Spec", "Specs", "Training"]
 
@@ -41,9 +39,6 @@ METHODS = (
     "oracle",
     "random",
 )
-
-#: Points of a training curve, about; evaluating every round would cost as much as small rounds do.
-CURVE_POINTS = 50
 
 #: A method, federation or model: its name, its name and options, or an instance.
 Spec = str | tuple[str, Mapping[str, Any]] | Options
@@ -176,32 +171,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_plain, value)) or "none"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class Training(Options):
-    """How every method is trained; the paper's defaults.
-
-    Raises:
-        OptionError: an unknown setting or one out of range.
-    """
-
-    rounds: int = Field(150, ge=1, description="communication rounds T")
-    local_steps: int = Field(10, ge=1, description="gradient steps tau per client and round")
-    eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        "auto", description="step size; 'auto' is 1 / max_k L_k, known for the linear models"
-    )
-    l2: float = Field(0.01, ge=0, description="lambda of the L2 term, biases included; 0 is none")
-    eval_every: int | None = Field(
-        None,
-        ge=1,
-        description="rounds between two points of the curves; by default about 50 points. The last "
-        "round is always evaluated",
-    )
-
-    @property
-    def every(self) -> int:
-        """Rounds between two evaluations."""
-        return self.eval_every or math.ceil(self.rounds / CURVE_POINTS)
 
 
 @dataclass(frozen=True)

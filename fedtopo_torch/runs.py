@@ -15,14 +15,16 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .evaluation import POOLED, Row, client_mean
 from .options import OptionError
-from .trainer import Result
+
+if TYPE_CHECKING:
+    from .trainer import Result
 
 __all__ = [
     "RunFolder",

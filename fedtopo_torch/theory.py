@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["calibrated_alpha", "contraction_factor"]
 
 
-def contraction_factor(eta: float, mu: float, local_steps: int) -> float:
+def contraction_factor(eta: float, mu: float, local_steps: float) -> float:
     """q = (1 - eta mu)^tau, by which one round contracts distances; in [0, 1].
 
     Outside the analysis's range (eta mu > 1) the factor is taken as 0.
@@ -16,7 +16,7 @@ def contraction_factor(eta: float, mu: float, local_steps: int) -> float:
     return max(0.0, 1.0 - eta * mu) ** local_steps
 
 
-def calibrated_alpha(abar: float, eta: float, mu: float, local_steps: int) -> float:
+def calibrated_alpha(abar: float, eta: float, mu: float, local_steps: float) -> float:
     """The blending weight alpha whose effective blending at the fixed point is abar.
 
     alpha = abar (1 - q) / (1 - abar q) with q of :func:`contraction_factor`. abar = 0 gives 0 and

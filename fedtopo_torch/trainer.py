@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from . import checkpoint
 from .algorithms.base import Algorithm, Cohort, Message, State
 from .engines import InProcess
-from .evaluation import METRICS, Evaluator, History, Score
+from .evaluation import Evaluator, History, Score
 from .federation import Federation, Moments
-from .local import Facts, Objective, objective_for
+from .local import Facts
 from .models.base import Model
 from .models.logistic import default_model
+from .objective import Objective, objective_for
 from .options import FedtopoError, OptionError
+from .randomness import generator
 from .registry import algorithms, datasets, models
 from .topology import cloud_size
-
-# Normalise a record by the others in its batch, with or without running statistics.
-_MIXING = (nn.modules.batchnorm._BatchNorm,)
+from .training import Training
 
 __all__ = ["Callback", "Communication", "Diverged", "Result", "Trainer", "train"]
 
@@ -102,7 +105,9 @@ class Result:
         objective: the model's objective; turns rows into modules.
         facts: of the handshake.
         history: all scores, and the long table.
-        theta: the personalised models ``[K, p]`` of the last evaluated round.
+        theta: the personalised models ``[K, p + b]`` of the last evaluated round.
+        counters: whole-number buffers of each client's module ``[K, c]``.
+        unseen: clients that took part in no round; they are scored with what they would receive.
         server: the server's state.
         scored: the server's state at the last evaluated round, that of ``theta``.
         communication: numbers sent per client.
@@ -121,6 +126,8 @@ class Result:
     communication: Communication = field(default_factory=Communication)
     rounds: int = 0
     interrupted: bool = False
+    counters: Tensor | None = None
+    unseen: int = 0
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -132,9 +139,12 @@ class Result:
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
         """One ``state_dict`` per client, for the plain torch module."""
+        counters: Iterable[Tensor | None] = itertools.repeat(None)
+        if self.counters is not None:
+            counters = self.counters
         return {
-            name: self.objective.state_dict(theta)
-            for name, theta in zip(self.federation.names, self.theta, strict=True)
+            name: self.objective.state_dict(theta, own)
+            for name, theta, own in zip(self.federation.names, self.theta, counters, strict=False)
         }
 
 
@@ -145,18 +155,20 @@ class Trainer:
         algorithm: the method.
         federation: the clients' data.
         model: a torch module, or a :class:`~fedtopo_torch.models.base.Model` that builds one.
-        rounds: T >= 1 communication rounds.
-        local_steps: tau >= 1 gradient steps per client and round.
-        eta: step size > 0, or ``"auto"`` for 1 / max_k L_k, known for linear models.
-        l2: lambda >= 0 of the L2 term on all trainable parameters, biases too.
         seed: of every draw.
-        eval_every: evaluate every so many rounds, and after the last.
-        splits, metrics: what is evaluated, see :class:`~fedtopo_torch.evaluation.Evaluator`.
+        splits, metrics: what is evaluated, see :class:`~fedtopo_torch.evaluation.Evaluator`; by
+            default training and test records, and all metrics of the task.
         callbacks: watchers of the run.
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"auto"``, the best there is. Runs are equal
+            to the bit on the CPU.
+        checkpoint: a file to keep the run's state in, every ``checkpoint_every`` rounds and at the
+            end; see :mod:`fedtopo_torch.checkpoint`.
         closed_form: use the closed form for ``nn.Linear`` (autograd gives the same to 1e-12).
+        **training: of :class:`~fedtopo_torch.training.Training`: rounds, local_steps, eta, ...
 
     Raises:
-        OptionError: an option out of range, or ``eta="auto"`` for a model without known L_k.
+        OptionError: an option out of range, ``eta="auto"`` for a model without known L_k, a device
+            that is not there, or clients that the model can't be trained on.
     """
 
     def __init__(
@@ -165,32 +177,23 @@ class Trainer:
         federation: Federation,
         model: nn.Module | Model,
         *,
-        rounds: int = 150,
-        local_steps: int = 10,
-        eta: float | str = "auto",
-        l2: float = 0.01,
         seed: int = 0,
-        eval_every: int = 1,
         splits: Sequence[str] = ("train", "test"),
-        metrics: Sequence[str] = METRICS,
+        metrics: Sequence[str] | None = None,
         callbacks: Sequence[Callback] = (),
+        device: str = "cpu",
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 10,
         closed_form: bool = True,
+        **training: Any,
     ) -> None:
-        for name, value in (
-            ("rounds", rounds),
-            ("local_steps", local_steps),
-            ("eval_every", eval_every),
-        ):
-            if not _is_number(value, Integral) or value < 1:
-                raise OptionError(f"{name} is {value!r}: must be a whole number of at least 1.")
+        self.training = Training(**training)
         if not _is_number(seed, Integral):
             raise OptionError(f"seed is {seed!r}: must be a whole number.")
-        if not _is_number(l2, Real) or not l2 >= 0:
-            raise OptionError(f"l2 is {l2!r}: must be a finite number of at least 0.")
-        if not isinstance(eta, str) and (not _is_number(eta, Real) or not eta > 0):
-            raise OptionError(f"eta is {eta!r}: must be 'auto' or a finite number above 0.")
-        if isinstance(eta, str) and eta != "auto":
-            raise OptionError(f"eta is '{eta}': must be 'auto' or a finite number above 0.")
+        if not _is_number(checkpoint_every, Integral) or checkpoint_every < 1:
+            raise OptionError(
+                f"checkpoint_every is {checkpoint_every!r}: must be a whole number of at least 1."
+            )
         if not isinstance(algorithm, Algorithm):
             raise OptionError(
                 f"algorithm is {algorithm!r}: must be an object of a subclass of Algorithm, for "
@@ -200,56 +203,103 @@ class Trainer:
             raise OptionError(f"model is {model!r}: must be a torch module (names are for train).")
         self.algorithm = algorithm
         self.federation = federation
-        self.rounds = rounds
-        self.local_steps = local_steps
-        self.eta = eta
-        self.l2 = l2
         self.seed = seed
-        self.eval_every = eval_every
         self.callbacks = tuple(callbacks)
-        module = model.build(federation, seed) if isinstance(model, Model) else model
-        kept = [name for name, _ in module.named_buffers()]
-        kept += [n for n, m in module.named_modules() if isinstance(m, _MIXING)]
-        if kept:
-            raise OptionError(
-                f"{type(module).__name__} has buffers or mixes records ({', '.join(kept[:3])}"
-                f"{', ...' if len(kept) > 3 else ''}), as BatchNorm does. How clients merge those "
-                f"is not decided in this version: use a normalisation of single records, for "
-                f"example GroupNorm or LayerNorm."
-            )
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint_every = checkpoint_every
+        self.device = choose_device(device, federation.dtype)
+        self.module = model.build(federation, seed) if isinstance(model, Model) else model
         self.objective = objective_for(
-            module,
+            self.module,
             federation.task,
-            l2,
+            self.training.l2,
             inputs=federation.feature_shape[-1],
             outputs=federation.outputs,
             dtype=federation.dtype,
             closed_form=closed_form,
+            device=self.device,
         )
-        self.objective.check(*federation.train.client(0))
+        self.objective.check(*_varied(federation))
+        self._check_batches()
         self.evaluator = Evaluator(federation, self.objective, splits, metrics)
 
-    def run(self) -> Result:
+    @property
+    def rounds(self) -> int:
+        """T, of the settings."""
+        return self.training.rounds
+
+    @property
+    def eval_every(self) -> int:
+        """Rounds between two evaluations."""
+        return self.training.eval_every or 1
+
+    def _check_batches(self) -> None:
+        """Refuse clients that a module with batch statistics can't be trained on."""
+        smallest, size = self.objective.smallest, self.training.batch_size
+        few = [
+            name
+            for name, n in zip(self.federation.names, self.federation.train.n.tolist(), strict=True)
+            if min(n, size or n) < smallest
+        ]
+        if few:
+            others = f" and {len(few) - 1} others" if len(few) > 1 else ""
+            why = f"client '{few[0]}'{others}: batches of one record"
+            raise OptionError(
+                f"{self.objective.name} can't be trained on {why}, as BatchNorm can't. Use a "
+                f"larger batch_size, leave such clients out, or normalise single records "
+                f"(GroupNorm, LayerNorm)."
+            )
+
+    def run(self, *, resume: bool = False) -> Result:
         """Train.
 
+        Args:
+            resume: go on from the checkpoint where there is one, to the same bits as a run that
+                was never stopped; from the start where there is none.
+
         Warns:
-            UserWarning: options that reduce the method to another one.
+            UserWarning: options that reduce the method to another one, settings that the method
+                was not made for, a module that runs client by client.
 
         Raises:
             Diverged: a model or a loss is no longer finite; names round and client.
+            CheckpointError: the checkpoint is damaged, or of another configuration (names the
+                difference); without ``resume``, there is one.
 
         Every exception raised after the handshake carries what was done before as ``.result``.
         """
-        reduced = self.algorithm.degenerate()
-        if reduced:
-            warnings.warn(f"{reduced}.", stacklevel=2)
-        work = max(data.features.numel() for data in self.objective.data(self.federation.train))
+        for text in self._doubts():
+            warnings.warn(f"{text}.", stacklevel=2)
+        saved = None
+        if self.checkpoint is not None:
+            fingerprint = checkpoint.fingerprint(self)
+            saved = checkpoint.find(self.checkpoint, fingerprint, resume=resume)
+        work = int(self.federation.train.n.max()) * math.prod(self.federation.feature_shape)
         with _threads(1 if work < ONE_THREAD_BELOW else None), torch.no_grad():
-            return self._run()
+            return self._run(saved)
 
-    def _run(self) -> Result:
+    def _doubts(self) -> list[str]:
+        """What a person should know before the run starts."""
+        objective, training = self.objective, self.training
+        texts = [self.algorithm.degenerate(), self.algorithm.unsound(training)]
+        if objective.reason:
+            texts.append(
+                f"{objective.name} is trained client by client, which takes longer: "
+                f"{objective.reason}"
+            )
+        if training.batch_size is not None and objective.smallest > 1:
+            size = training.batch_size
+            left = [n for n in self.federation.train.n.tolist() if n > size and n % size == 1]
+            if left:
+                texts.append(
+                    f"{objective.name} can't be trained on one record: the last batch of "
+                    f"{len(left)} clients, which would be one, is left out"
+                )
+        return [text for text in texts if text]
+
+    def _run(self, saved: dict[str, Any] | None) -> Result:
         federation, algorithm = self.federation, self.algorithm
-        engine = InProcess(federation, self.objective, algorithm)
+        engine = InProcess(federation, self.objective, algorithm, self.training)
         communication = Communication()
         facts = self._handshake(engine, communication)
         introductions = engine.introduce(facts)
@@ -257,8 +307,6 @@ class Trainer:
         theta0 = self.objective.initial()
         engine.start(theta0)
         server = algorithm.server_state(theta0, introductions, facts)
-        n = federation.train.n
-        everyone = Cohort(torch.arange(len(federation)), n, int(n.sum()))
 
         history = History(federation.names, self.evaluator.n, federation.honest, self.seed)
         result = Result(
@@ -272,6 +320,9 @@ class Trainer:
             server,
             communication,
         )
+        counters = self.objective.counters()
+        if saved is not None:
+            counters = checkpoint.restore(saved, result, engine)
         with contextlib.ExitStack() as watched:
             # The last to start is the first to finish, and each does, whatever the others raise.
             for callback in self.callbacks:
@@ -279,7 +330,7 @@ class Trainer:
                 watched.callback(callback.finished, result)
             try:
                 try:
-                    self._rounds(engine, everyone, result)
+                    self._rounds(engine, result, counters)
                 except KeyboardInterrupt:
                     result.interrupted = True
                 self._score_shared(result)
@@ -287,24 +338,50 @@ class Trainer:
                 error.result = result  # type: ignore[attr-defined]
                 raise
             finally:
+                result.counters = engine.counters if self.objective.counts else None
+                result.unseen = int((~engine.seen).sum())
                 # What a method tells may have changed since it was asked before round 1.
                 result.__dict__.pop("report", None)
         return result
 
-    def _rounds(self, engine: InProcess, everyone: Cohort, result: Result) -> None:
+    def _cohort(self, round: int) -> Cohort | None:
+        """Who takes part in a round; None for everybody."""
+        n = self.federation.train.n
+        size = self.training.cohort_size(len(n))
+        if size == len(n):
+            return None
+        drawn = generator(self.seed, "participation", round).choice(len(n), size, replace=False)
+        index = torch.from_numpy(drawn).sort().values
+        return Cohort(index, n[index], int(n.sum()), self.objective.p)
+
+    def _rounds(self, engine: InProcess, result: Result, counters: Tensor) -> None:
         """The loop; ``result`` always holds all that is finished."""
         algorithm, server, history = self.algorithm, result.server, result.history
-        # The broadcast that models are scored with is the one the next round starts from.
-        message = algorithm.broadcast(server, everyone)
-        for round in range(1, self.rounds + 1):
-            uplink = engine.update(message, round)
-            result.communication.record("round", "down", message)
-            result.communication.record("round", "up", uplink)
-            self._check(round, result, uplink, engine.client)
-            server = algorithm.aggregate(server, uplink, everyone)
-            message = algorithm.broadcast(server, everyone)
+        sent = result.communication
+        n = self.federation.train.n
+        everyone = Cohort(torch.arange(len(n)), n, int(n.sum()), self.objective.p)
+        # The broadcast that models are scored with is the one the next round starts from, where
+        # everybody takes part.
+        message: Message | None = None
+        for round in range(result.rounds + 1, self.rounds + 1):
+            cohort = self._cohort(round)
+            asked = cohort or everyone
+            if message is None or cohort is not None:
+                message = algorithm.broadcast(server, asked)
+            sent.record("round", "down", engine.sent(message))
+            uplink, counted = engine.update(message, round, cohort, counters if message else None)
+            sent.record("round", "up", engine.sent(uplink))
+            kept = engine.client
+            if cohort is not None:
+                kept = {name: value[cohort.index] for name, value in kept.items()}
+            self._check(round, result, asked, uplink, kept)
+            server = algorithm.aggregate(server, uplink, asked)
+            if uplink and self.objective.counts:
+                counters = torch.maximum(counters, counted.max(0).values)
+            message = None
             scored = round % self.eval_every == 0 or round == self.rounds
             if scored:
+                message = algorithm.broadcast(server, everyone)
                 theta = engine.personal(message, round)
                 scores = self.evaluator(theta, algorithm.clusters(server))
                 self._check_scores(round, result, scores)
@@ -315,6 +392,8 @@ class Trainer:
             if scored:
                 for callback in self.callbacks:
                     callback.evaluated(round, scores)
+            if self.checkpoint and (round % self.checkpoint_every == 0 or round == self.rounds):
+                checkpoint.save(self.checkpoint, self, result, engine, counters)
 
     def _score_shared(self, result: Result) -> None:
         """Score the one shared model of the last evaluated round, where a method has one."""
@@ -329,8 +408,9 @@ class Trainer:
     def _handshake(self, engine: InProcess, communication: Communication) -> Facts:
         hello = engine.handshake()
         communication.record("handshake", "up", hello)
-        if self.eta != "auto":
-            eta = float(self.eta)
+        training = self.training
+        if training.eta != "auto":
+            eta = float(training.eta)
         elif "smoothness" in hello:
             eta = 1.0 / float(hello["smoothness"].max())
         else:
@@ -340,10 +420,14 @@ class Trainer:
             )
         n = hello["n"]
         moments = Moments.of(n, hello["feature_sum"], hello["feature_squares"])
+        steps: float = training.local_steps
+        if training.local_epochs is not None:
+            taken = [training.steps(m, self.objective.smallest) for m in n.tolist()]
+            steps = float((n * torch.tensor(taken)).sum() / n.sum())
         facts = Facts(
             eta=eta,
-            local_steps=self.local_steps,
-            l2=self.l2,
+            local_steps=steps,
+            l2=training.l2,
             seed=self.seed,
             mean=moments.mean,
             scale=moments.scale(),
@@ -351,6 +435,8 @@ class Trainer:
             n=n,
             names=self.federation.names,
             groups=self.federation.groups,
+            parameters=self.objective.p,
+            training=training,
         )
         answer = {
             "mean": facts.mean[None],
@@ -361,14 +447,16 @@ class Trainer:
         communication.record("handshake", "down", answer)
         return facts
 
-    def _check(self, round: int, result: Result, *states: State) -> None:
+    def _check(self, round: int, result: Result, cohort: Cohort, *states: State) -> None:
         for state in states:
             for name, value in state.items():
                 # The sum is a cheap first look; it can overflow where no entry did.
                 if math.isfinite(value.sum()) or not value.is_floating_point():
                     continue
                 if not bool(value.isfinite().all()):
-                    broken = ~value.reshape(len(value), -1).isfinite().all(1)
+                    wrong = ~value.cpu().reshape(len(value), -1).isfinite().all(1)
+                    broken = torch.zeros(len(self.federation), dtype=torch.bool)
+                    broken[cohort.index[wrong]] = True
                     self._diverged(round, result, broken, f"its {name} is not finite")
 
     def _check_scores(
@@ -376,10 +464,13 @@ class Trainer:
     ) -> None:
         for (split, metric), score in scores.items():
             # Also False for NaN.
-            if metric == "log_loss" and not score.pooled < LARGEST_LOSS:
-                broken = ~(score.clients < LARGEST_LOSS) & (self.evaluator.n[split] > 0)
-                value = float(score.clients[broken][0])
-                self._diverged(round, result, broken, f"its {split} log-loss is {value:.3g}")
+            limit = {"log_loss": LARGEST_LOSS, "rmse": math.inf}.get(metric)
+            if limit is not None and not score.pooled < limit:
+                broken = ~(score.clients < limit) & (self.evaluator.n[split] > 0)
+                what = f"its {split} {metric.replace('_', '-')} is"
+                self._diverged(
+                    round, result, broken, f"{what} {float(score.clients[broken][0]):.3g}"
+                )
 
     def _diverged(self, round: int, result: Result, broken: Tensor, what: str) -> None:
         names = [n for n, bad in zip(self.federation.names, broken.tolist(), strict=True) if bad]
@@ -389,6 +480,51 @@ class Trainer:
             f"client '{names[0]}'{others}: {what}. The step size is eta = {result.facts.eta:.6g}; "
             f"try a smaller one."
         )
+
+
+def _varied(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Records of the first client that has two different ones, to try a model on."""
+    for k in range(min(len(federation), 100)):
+        features, labels = federation.train.client(k)
+        if bool((features != features[:1]).any()):
+            return features, labels
+    return federation.train.client(0)
+
+
+def choose_device(name: str, dtype: torch.dtype) -> torch.device:
+    """The device to run on.
+
+    Args:
+        name: ``"cpu"``, ``"cuda"`` (``"cuda:1"``), ``"mps"`` or ``"auto"``: CUDA where there is
+            one, else MPS where there is one and the data are float32, else the CPU.
+        dtype: of the data.
+
+    Raises:
+        OptionError: there is no such device, or it can't compute in this dtype.
+    """
+    kind = name.partition(":")[0]
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if mps and dtype == torch.float32 else "cpu")
+    if kind not in ("cpu", "cuda", "mps"):
+        raise OptionError(f"device is '{name}': must be auto, cpu, cuda or mps.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device is 'cuda', but torch finds no CUDA device here: use cpu or auto.")
+    if kind == "mps":
+        if dtype == torch.float64:
+            raise OptionError(
+                "device 'mps' can't compute in float64: use a float32 federation, or cpu."
+            )
+        if not mps:
+            raise OptionError("device is 'mps', but torch finds none here: use cpu or auto.")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"device is '{name}': {str(error).partition(chr(10))[0]}") from None
+    return device
 
 
 def _is_number(value: object, kind: type[Integral] | type[Real]) -> bool:

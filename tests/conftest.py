@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fedtopo_torch.federation import Bucket, Client, Federation
-from fedtopo_torch.local import Facts, LocalProblem, Objective
+from fedtopo_torch.local import Facts, LocalProblem
+from fedtopo_torch.objective import Objective
 
 
 class Scalar(nn.Module):

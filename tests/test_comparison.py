@@ -26,10 +26,11 @@ from fedtopo_torch.comparison import (
 from fedtopo_torch.datasets import Synthetic
 from fedtopo_torch.models.logistic import Logistic
 from fedtopo_torch.options import OptionError
-from fedtopo_torch.plan import Choice, Training
+from fedtopo_torch.plan import Choice
 from fedtopo_torch.registry import UnknownName, algorithms
 from fedtopo_torch.runs import RunFolderError
 from fedtopo_torch.trainer import Trainer
+from fedtopo_torch.training import Training
 
 SMALL = ("synthetic", {"n_clients": 4, "n_train_max": 80, "n_test": 20})
 HERE = {"processes": 1, "rounds": 4}

@@ -1,5 +1,6 @@
 """Small promises between the rooms that nothing else would notice if they broke."""
 
+import copy
 import json
 import os
 
@@ -10,7 +11,8 @@ from torch import nn
 
 from fedtopo_torch import Client, Federation, Trainer, topology
 from fedtopo_torch.algorithms import Clustered, Cohort, FedAvg, PTopoFL
-from fedtopo_torch.local import Facts, LocalProblem, Objective, objective_for
+from fedtopo_torch.local import Facts, LocalProblem
+from fedtopo_torch.objective import Objective, objective_for
 from fedtopo_torch.runs import write_json
 from fedtopo_torch.trainer import Communication, Diverged
 
@@ -141,10 +143,30 @@ class Centres(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("training_only", [True, False])
-def test_a_module_that_mixes_records_is_refused(training_only):
+def test_a_module_that_mixes_records_where_it_is_scored_is_refused():
     with pytest.raises(ValueError, match="Centres mixes records"):
-        run(FedAvg(), federation([20, 30]), Centres(training_only))
+        run(FedAvg(), federation([20, 30]), Centres(training_only=False))
+
+
+def test_records_mixed_in_training_are_never_padded():
+    fed, module = federation([20, 30, 20, 25]), Centres(training_only=True)
+    trainer = Trainer(FedAvg(), fed, module, rounds=1, local_steps=3, eta=0.1)
+    assert trainer.objective.mixes
+    found = trainer.run()
+    moved = []
+    for k in range(4):
+        x, y = fed.train.client(k)
+        plain = copy.deepcopy(module).double()
+        optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+        for _ in range(3):
+            loss = nn.functional.binary_cross_entropy_with_logits(plain(x)[:, 0], y)
+            penalty = sum(p.square().sum() for p in plain.parameters()) * 0.01 / 2
+            optimizer.zero_grad()
+            (loss + penalty).backward()
+            optimizer.step()
+        moved.append(torch.cat([p.detach().reshape(-1) for p in plain.parameters()]))
+    expected = (torch.stack(moved) * (fed.train.n.double() / fed.train.n.sum())[:, None]).sum(0)
+    torch.testing.assert_close(found.server["theta"], expected, rtol=0, atol=1e-12)
 
 
 def test_modules_that_keep_records_apart_are_not():

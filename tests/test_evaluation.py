@@ -24,7 +24,7 @@ from fedtopo_torch.evaluation import (
     client_mean,
 )
 from fedtopo_torch.federation import Client, Federation
-from fedtopo_torch.local import objective_for
+from fedtopo_torch.objective import objective_for
 from fedtopo_torch.options import OptionError
 
 

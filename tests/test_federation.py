@@ -69,8 +69,8 @@ def test_no_client_is_refused():
 
 
 def test_unknown_task_is_refused():
-    with pytest.raises(ValueError, match=r"'regression'.*binary.*multiclass"):
-        Federation([client()], task="regression")
+    with pytest.raises(ValueError, match=r"'ranking'.*binary.*multiclass.*regression"):
+        Federation([client()], task="ranking")
 
 
 # Messages name client, split, row and column

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..local import Facts, LocalProblem
+from ..local import Facts, LocalProblem, stepped
 from ..options import Options
+from ..training import Training
 
 __all__ = ["Algorithm", "Cohort", "Message", "State", "group_means"]
 
@@ -36,11 +37,13 @@ class Cohort:
         index: their positions among all clients ``[k]``.
         n: their training records ``[k]``.
         total: training records of ALL clients.
+        parameters: p, the trainable part of a row ``[p + b]``; None where there are no buffers.
     """
 
     index: Tensor
     n: Tensor
     total: int = field(default=0)
+    parameters: int | None = None
 
     def __len__(self) -> int:
         return self.index.shape[0]
@@ -63,6 +66,10 @@ class Cohort:
     def shares(self) -> Tensor:
         """p_k = ``n_k / sum n`` over ALL clients ``[k]``, float64."""
         return self.n.to(torch.float64) / self.total
+
+    def stepped(self, theta: Tensor, target: Tensor, size: float) -> Tensor:
+        """A model moved by ``size`` of the way to another: see ``fedtopo_torch.local.stepped``."""
+        return stepped(theta, target, size, self.parameters)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of the clients' rows ``[k, ...]``, weighted by their training records."""
@@ -163,6 +170,10 @@ class Algorithm(Options):
 
     def degenerate(self) -> str:
         """What these options reduce the method to, for a warning at the start; else empty."""
+        return ""
+
+    def unsound(self, training: Training) -> str:
+        """Why these settings are not what the method was made for, for a warning; else empty."""
         return ""
 
     def clusters(self, server: State) -> Tensor | None:

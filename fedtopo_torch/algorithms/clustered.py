@@ -21,6 +21,7 @@ from ..local import Facts
 from ..options import OptionError
 from ..registry import register
 from ..theory import calibrated_alpha
+from ..training import Training
 from .base import Algorithm, Cohort, Message, State, group_means
 
 __all__ = ["Clustered", "ClusteredAlgorithm"]
@@ -56,6 +57,14 @@ class ClusteredAlgorithm(Algorithm, ABC):
         if self.alpha == 1 or (self.alpha is None and self.abar == 1):
             return "full blending: all clusters get the same model"
         return ""
+
+    def unsound(self, training: Training) -> str:
+        if training.plain or self.alpha is not None or self.abar in (0, 1):
+            return ""
+        return (
+            "abar is calibrated for plain gradient steps of one size: with momentum, Adam or a "
+            "schedule clusters may be blended more or less than that; alpha sets it directly"
+        )
 
     def check_count(self, n_clusters: int, facts: Facts) -> None:
         """Refuse more clusters than clients; a single client is one cluster, whatever M."""

@@ -41,10 +41,13 @@ class IFCA(Algorithm):
         return "n_clusters = 1: IFCA is FedAvg" if self.n_clusters == 1 else ""
 
     def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
-        shape = (self.n_clusters, len(theta0))
+        trained = theta0[: facts.parameters]
+        shape = (self.n_clusters, len(trained))
         draws = torch.from_numpy(generator(facts.seed, "ifca").standard_normal(shape))
+        models = theta0.repeat(self.n_clusters, 1)
+        models[:, : len(trained)] = trained + self.spread * draws.to(theta0.dtype)
         return {
-            "models": theta0 + self.spread * draws.to(theta0.dtype),
+            "models": models,
             "takers": torch.full((len(facts.names),), -1),
             "idle": torch.zeros(self.n_clusters, dtype=torch.int64),
         }

@@ -45,18 +45,17 @@ class PFedMe(Algorithm):
         w = message["theta"]
         inner_lr = self.inner_lr or 1 / (1 / problem.eta + self.lambda_p)
         outer_lr = self.outer_lr or min(problem.eta, 1 / self.lambda_p)
-        for _ in range(problem.local_steps):
-            v = problem.descend(w, self._towards(w), steps=self.inner_steps, lr=inner_lr)
-            w = w - outer_lr * self.lambda_p * (w - v)
+        for batch in range(problem.local_steps):
+            v = problem.descend(w, self._towards(w), self.inner_steps, inner_lr, batch)
+            w = problem.stepped(w, v, outer_lr * self.lambda_p)
         return {"theta": w}, {"personal": v}
 
     def _towards(self, w: Tensor) -> Correction:
         return lambda v: self.lambda_p * (v - w)
 
     def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
-        return {
-            "theta": (1 - self.beta) * server["theta"] + self.beta * clients.mean(uplink["theta"])
-        }
+        w = clients.mean(uplink["theta"])
+        return {"theta": clients.stepped(server["theta"], w, self.beta)}
 
     def personal(self, message: Message, client: State, problem: LocalProblem) -> Tensor:
         return client["personal"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..local import Facts, LocalProblem
 from ..registry import register
+from ..training import Training
 from .base import Algorithm, Cohort, Message, State
 
 __all__ = ["Scaffold"]
@@ -30,11 +31,19 @@ class Scaffold(Algorithm):
 
     eta_g: float = Field(1.0, gt=0, description="server step; 1 takes the mean of the models")
 
+    def unsound(self, training: Training) -> str:
+        if training.bare:
+            return ""
+        return (
+            "SCAFFOLD reads a client's mean gradient off how far its model moved, which holds for "
+            "plain gradient steps only: with momentum or Adam its controls are wrong"
+        )
+
     def client_state(self, theta0: Tensor, problem: LocalProblem) -> State:
-        return {"control": theta0.new_zeros(len(problem), len(theta0))}
+        return {"control": theta0.new_zeros(len(problem), problem.parameters)}
 
     def server_state(self, theta0: Tensor, introductions: Message, facts: Facts) -> State:
-        return {"theta": theta0, "control": torch.zeros_like(theta0)}
+        return {"theta": theta0, "control": torch.zeros_like(theta0[: facts.parameters])}
 
     def broadcast(self, server: State, clients: Cohort) -> Message:
         return {name: value.expand(len(clients), -1) for name, value in server.items()}
@@ -46,15 +55,15 @@ class Scaffold(Algorithm):
         self, message: Message, client: State, problem: LocalProblem
     ) -> tuple[Message, State]:
         uplink, _ = super().local_update(message, client, problem)
-        moved = message["theta"] - uplink["theta"]
+        moved = (message["theta"] - uplink["theta"])[:, : problem.parameters]
         drift = moved / (problem.steps.to(moved.dtype) * problem.eta)[:, None]
         change = drift - message["control"]
         return {**uplink, "control": change}, {"control": client["control"] + change}
 
     def aggregate(self, server: State, uplink: Message, clients: Cohort) -> State:
-        step = clients.mean(uplink["theta"]) - server["theta"]
-        shares = clients.shares.to(step.dtype)
+        theta = clients.mean(uplink["theta"])
+        shares = clients.shares.to(theta.dtype)
         return {
-            "theta": server["theta"] + self.eta_g * step,
+            "theta": clients.stepped(server["theta"], theta, self.eta_g),
             "control": server["control"] + shares @ uplink["control"],
         }

@@ -1,4 +1,4 @@
-"""The linear models: logistic and softmax regression."""
+"""The linear models: logistic, softmax and least-squares regression."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..options import OptionError
 from ..registry import models
 from .base import Model
 
-__all__ = ["Logistic", "Softmax", "default_model"]
+__all__ = ["Linear", "Logistic", "Softmax", "default_model"]
 
 
 def _features(federation: Federation, name: str) -> int:
@@ -47,6 +47,22 @@ class Softmax(Model):
         return nn.Linear(_features(federation, "softmax"), federation.outputs)
 
 
+@models.register("linear")
+class Linear(Model):
+    """Least-squares regression with a ridge (l2), ``nn.Linear(d, 1)`` from theta = 0; p = d + 1.
+
+    The record loss is (f - y)^2 / 2, in the target's own units: a target far from 0 or with a large
+    spread needs many rounds, so standardise it first.
+    """
+
+    paper: ClassVar[str] = "Hoerl, Kennard, Technometrics 1970"
+
+    def module(self, federation: Federation) -> nn.Module:
+        if federation.task != "regression":
+            raise OptionError("model linear is for regressions; use logistic or softmax.")
+        return nn.Linear(_features(federation, "linear"), 1)
+
+
 def default_model(task: Task) -> Model:
-    """What is trained where no model is named: logistic regression, or softmax for classes."""
-    return Logistic() if task == "binary" else Softmax()
+    """What is trained where no model is named: the linear model of the task."""
+    return {"binary": Logistic(), "multiclass": Softmax(), "regression": Linear()}[task]
