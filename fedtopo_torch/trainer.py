@@ -338,7 +338,6 @@ class Trainer:
                 error.result = result  # type: ignore[attr-defined]
                 raise
             finally:
-                result.counters = engine.counters if self.objective.counts else None
                 result.unseen = int((~engine.seen).sum())
                 # What a method tells may have changed since it was asked before round 1.
                 result.__dict__.pop("report", None)
@@ -376,8 +375,12 @@ class Trainer:
                 kept = {name: value[cohort.index] for name, value in kept.items()}
             self._check(round, result, asked, uplink, kept)
             server = algorithm.aggregate(server, uplink, asked)
-            if uplink and self.objective.counts:
-                counters = torch.maximum(counters, counted.max(0).values)
+            if self.objective.counts:
+                if uplink:
+                    counters = torch.maximum(counters, counted.max(0).values)
+                # A shared model has the largest counters, a client's own model its own.
+                shared = bool(uplink) and self.training.buffers == "average"
+                result.counters = counters.expand_as(engine.counters) if shared else engine.counters
             message = None
             scored = round % self.eval_every == 0 or round == self.rounds
             if scored:
