@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .evaluation import History
-from .options import FedtopoError
+from .options import FedtopoError, OptionError
 from .runs import write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LATER = "training.rounds"
 
 
 class CheckpointError(ValueError, FedtopoError):
-    """A checkpoint that can't be gone on with."""
+    """A checkpoint that is damaged."""
 
 
 def fingerprint(trainer: Trainer) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def find(path: Path, expected: dict[str, Any], *, resume: bool) -> dict[str, Any
     """The content of a checkpoint of this configuration; None where there is no file.
 
     Raises:
-        CheckpointError: the file is damaged, no checkpoint, or of another configuration; or it is
-            there and nobody asked to go on.
+        CheckpointError: the file is damaged, or no checkpoint.
+        OptionError: it is of another configuration, or there and nobody asked to go on.
     """
     if not path.exists():
         return None
     if not resume:
-        raise CheckpointError(
+        raise OptionError(
             f"{path} holds an earlier run: resume it, delete the file, or name another."
         )
     try:
@@ -136,7 +136,7 @@ def _compare(path: Path, had: dict[str, Any], have: dict[str, Any], done: int) -
             for name in differing[:4]
         )
         more = f"; and {len(differing) - 4} more" if len(differing) > 4 else ""
-        raise CheckpointError(
+        raise OptionError(
             f"{path} is of another configuration: {shown}{more}. Use the same settings, or delete "
             f"the file to start again."
         )

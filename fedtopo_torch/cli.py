@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import traceback
@@ -65,8 +66,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="An option of the method, dataset or model, for example abar=0.5 or "
-        "regime=tails; repeat for more. 'fedtopo describe NAME' shows what there is.",
+        help="An option of the method, dataset, model or training, for example abar=0.5 or "
+        "momentum=0.9; repeat for more. 'fedtopo describe NAME' (or 'training') shows them.",
     ),
 ]
 Target = Annotated[
@@ -82,6 +83,18 @@ Seeds = Annotated[str, typer.Option(help="How many (10 is 0 to 9), or which, sep
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
 ]
+LocalEpochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Instead of --local-steps: passes over a client's records."),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Records per step; by default all of a client's.")
+]
+Optimizer = Annotated[str, typer.Option(help="Of the clients: sgd, adam or adamw.")]
+Participation = Annotated[
+    float, typer.Option(help="Fraction of clients that take part in a round, above 0.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto for the best there is.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -187,8 +200,13 @@ def train(
     model: ModelName = "auto",
     rounds: Rounds = 150,
     local_steps: LocalSteps = 10,
+    local_epochs: LocalEpochs = None,
+    batch_size: BatchSize = None,
+    optimizer: Optimizer = "sgd",
     eta: Eta = "auto",
     l2: L2 = 0.01,
+    participation: Participation = 1.0,
+    device: Device = "cpu",
     seed: Seed = 0,
     set_: SetOption = None,
     target: Target = None,
@@ -198,6 +216,12 @@ def train(
         bool, typer.Option(help="Also train FedAvg and Local, to compare with.")
     ] = True,
     eval_every: Annotated[int, typer.Option(min=1, help="Evaluate every so many rounds.")] = 1,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Keep the run's state every so many rounds.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the state that was kept last.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="Name of the run's folder; by default from the job.")
     ] = None,
@@ -220,9 +244,14 @@ def train(
         from .registry import algorithms, datasets, models
         from .runs import RunFolder
         from .trainer import Result, Trainer
+        from .training import Training
 
         given = _given(set_, target=target, positive=positive, test_size=test_size)
-        parts: dict[str, Any] = {"algo": algorithms[algo], "dataset": datasets[dataset]}
+        parts: dict[str, Any] = {
+            "algo": algorithms[algo],
+            "dataset": datasets[dataset],
+            "training": Training,
+        }
         if model != "auto":
             parts["model"] = models[model]
         shares = _shares(given, parts)
@@ -230,7 +259,25 @@ def train(
         source = parts["dataset"](**shares["dataset"])
         if name is None:
             name = f"{method.name}-{source.name}-seed{seed}"
-        folder = RunFolder(runs_dir, name, overwrite=overwrite)
+        # A resumed run is the same run: it may take its own place.
+        folder = RunFolder(runs_dir, name, overwrite=overwrite or resume)
+        kept = runs_dir / f"{name}.checkpoint" if checkpoint_every or resume else None
+        if kept is not None and overwrite and not resume:
+            shutil.rmtree(kept, ignore_errors=True)
+        settings: dict[str, Any] = {
+            "rounds": rounds,
+            "local_steps": local_steps,
+            "local_epochs": local_epochs,
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "eta": step,
+            "l2": l2,
+            "participation": participation,
+            "device": device,
+            "eval_every": eval_every,
+            **shares["training"],
+        }
+        Training(**settings)
         federation = source.load(seed)
         if model == "auto":
             network = default_model(federation.task)
@@ -246,12 +293,10 @@ def train(
                 each,
                 federation,
                 network,
-                rounds=rounds,
-                local_steps=local_steps,
-                eta=step,
-                l2=l2,
                 seed=seed,
-                eval_every=eval_every,
+                checkpoint=kept and kept / f"{each.name}.pt",
+                checkpoint_every=checkpoint_every or 10,
+                **settings,
             )
             for each in methods
         ]
@@ -269,7 +314,7 @@ def train(
                     watchers.append(TensorBoard(folder.path / trainer.algorithm.name))
                 trainer.callbacks = tuple(watchers)
                 try:
-                    results.append(trainer.run())
+                    results.append(trainer.run(resume=resume))
                 except Exception as error:
                     # What was done before it is kept; the error is told at the end.
                     failure = error
@@ -303,11 +348,15 @@ def train(
             last = results[-1]
             out.print(
                 f"\n[yellow]Stopped[/] {escape(last.algorithm.label)} after round {last.rounds} of "
-                f"{rounds}; what was done so far is in {where}."
+                f"{trainers[0].rounds}; what was done so far is in {where}."
             )
+            if kept is not None:
+                out.print("The same command with --resume goes on from the last state kept.")
             raise typer.Exit(INTERRUPTED)
         files = "results.csv, results.json, config.json, models.pt"
         out.print(f"\nWritten to {where}: {files}")
+        if kept is not None:
+            out.print(f"State, for --resume with more rounds: {escape(str(kept))}")
         if tensorboard:
             out.print(f"Look at it with: tensorboard --logdir {escape(str(folder.path))}")
 
@@ -337,12 +386,8 @@ def _config(trainer: Any, source: Any, network: Any, references: list[str]) -> d
         "algorithm": {"name": trainer.algorithm.name, **trainer.algorithm.model_dump(mode="json")},
         "dataset": {"name": source.name, **source.model_dump(mode="json")},
         "model": {"name": network.name, **network.model_dump(mode="json")},
-        "rounds": trainer.rounds,
-        "local_steps": trainer.training.local_steps,
-        "eta": trainer.training.eta,
-        "l2": trainer.training.l2,
+        **trainer.training.model_dump(mode="json"),
         "seed": trainer.seed,
-        "eval_every": trainer.eval_every,
         "references": references,
         **inputs(federation),
         "versions": {
@@ -353,12 +398,20 @@ def _config(trainer: Any, source: Any, network: Any, references: list[str]) -> d
 
 
 def _print_config(config: dict[str, Any]) -> None:
+    from .training import Training
+
     grid = Table.grid(padding=(0, 2))
     for part in ("algorithm", "dataset", "model"):
         options = dict(config[part])
         shown = ", ".join(f"{k}={_plain(v)}" for k, v in options.items() if k != "name")
         grid.add_row(f"[bold]{part}[/]", escape(str(options["name"])), escape(shown))
-    job = ("rounds", "local_steps", "eta", "l2", "seed")
+    # The usual settings always, the others where they are not the usual ones.
+    usual: tuple[str, ...] = ("rounds", "local_steps", "eta", "l2")
+    defaults = {name: field.default for name, field in Training.model_fields.items()}
+    changed = [k for k in defaults if k not in usual and config[k] != defaults[k]]
+    if config["local_epochs"]:
+        usual = ("rounds", "eta", "l2")
+    job = (*usual, *(k for k in changed if k != "eval_every"), "seed")
     grid.add_row("[bold]training[/]", "", ", ".join(f"{k}={_plain(config[k])}" for k in job))
     out.print(grid)
 
@@ -452,26 +505,33 @@ def _gain(value: float) -> str:
 
 def _print_results(results: list[Any]) -> None:
     """Per client and pooled, the method beside its references."""
-    from .evaluation import PER_CLIENT_LIMIT
+    from .evaluation import LOWER_IS_BETTER, PER_CLIENT_LIMIT
+    from .monitor import METRIC_TITLES
 
     results = [r for r in results if r.history.rounds]
     if not results:
         return
     history = results[0].history
-    for metric, title in (
-        ("log_loss", "log-loss (lower is better)"),
-        ("auc", "AUC (higher is better)"),
-    ):
+    evaluated = history.keys()
+    metrics = [metric for split, metric in evaluated if split == "test"]
+    for metric in metrics[:2] if "auc" in metrics else metrics:
+        better = "lower" if metric in LOWER_IS_BETTER else "higher"
+        title = f"Test {METRIC_TITLES[metric]} ({better} is better), round {history.rounds[-1]}"
         out.print()
-        out.print(_score_table(results, metric, f"Test {title}, round {history.rounds[-1]}"))
+        out.print(_score_table(results, metric, title))
     if len(results) > 1:
         out.print("gain: how much better than the reference, + is better for both metrics.")
+    if results[0].unseen:
+        out.print(
+            f"{results[0].unseen} of {len(history.names)} clients took part in no round; they are "
+            f"scored with the model they would receive."
+        )
     if len(history.names) > PER_CLIENT_LIMIT:
         out.print(
             f"(the first {PER_CLIENT_LIMIT} of {len(history.names)} clients; "
             f"results.csv has them all)"
         )
-    undefined = int(history.last("test", "auc").clients.isnan().sum())
+    undefined = int(history.last("test", "auc").clients.isnan().sum()) if "auc" in metrics else 0
     if undefined:
         out.print(
             f"n/a: AUC of {undefined} client(s) whose test records have one class, or none; "
@@ -480,12 +540,12 @@ def _print_results(results: list[Any]) -> None:
 
 
 def _score_table(results: list[Any], metric: str, title: str) -> Table:
-    from .evaluation import PER_CLIENT_LIMIT
+    from .evaluation import LOWER_IS_BETTER, PER_CLIENT_LIMIT
 
     main, *others = results
     history = main.history
     scores = [r.history.last("test", metric) for r in results]
-    sign = -1 if metric == "log_loss" else 1
+    sign = -1 if metric in LOWER_IS_BETTER else 1
     table = Table(title=title, title_justify="left")
     table.add_column("client")
     table.add_column("n", justify="right")
@@ -511,6 +571,8 @@ def _score_table(results: list[Any], metric: str, title: str) -> Table:
 
 def _print_sent(result: Any) -> None:
     """Everything one client sent, counted from the messages."""
+    from .runs import buffers
+
     sent = result.communication
     table = Table(title="What one client sent, counted from its messages", title_justify="left")
     for column in ("when", "what", "floats", "integers"):
@@ -531,6 +593,15 @@ def _print_sent(result: Any) -> None:
     table.add_row("in all", "", f"{sent.total_floats_up(result.rounds):,}", f"{total_integers:,}")
     out.print()
     out.print(table)
+    kept = buffers(result)
+    if kept["floats"] or kept["counters"]:
+        how = {
+            "average": "averaged over clients like the parameters (counters: the largest)",
+            "local": "kept by each client and not sent",
+        }[kept["policy"]]
+        out.print(
+            f"The model's {kept['floats']} buffers and {kept['counters']} counters are {how}."
+        )
 
 
 @app.command("list")
@@ -565,6 +636,10 @@ def describe(
     """Explain one method, federation or model: equations, options, what is kept and sent."""
     with _reported(debug):
         found: list[tuple[str, Any]] = []
+        if name == "training":
+            from .training import Training
+
+            found.append(("settings of train and compare", Training))
         for kind, registry in _kinds().items():
             try:
                 found.append((kind, registry[name]))
@@ -706,8 +781,13 @@ def compare(
     model: ModelName = "auto",
     rounds: Rounds = 150,
     local_steps: LocalSteps = 10,
+    local_epochs: LocalEpochs = None,
+    batch_size: BatchSize = None,
+    optimizer: Optimizer = "sgd",
     eta: Eta = "auto",
     l2: L2 = 0.01,
+    participation: Participation = 1.0,
+    device: Device = "cpu",
     reference: Annotated[
         str | None, typer.Option(help="Method the others are tested against; pTopoFL by default.")
     ] = None,
@@ -743,22 +823,31 @@ def compare(
         from .report import write_report
         from .runs import comparison_folder
         from .tables import comparison_tables
+        from .training import Training
 
         given = _given(set_, target=target, positive=positive, test_size=test_size)
         chosen = METHODS if algos == "all" else [part.strip() for part in algos.split(",")]
         methods = {each: algorithms[each] for each in chosen}
         federations = {each.strip(): datasets[each.strip()] for each in dataset.split(",")}
-        options = _spread(given, {**methods, **federations})
+        options = _spread(given, {**methods, **federations, "training": Training})
         plan = Plan.of(
             # Names, not objects: processes find a workspace's classes by them.
             [(each, options[each]) for each in chosen],
             [(each, options[each]) for each in federations],
             _seeds(seeds),
             model=model,
-            rounds=rounds,
-            local_steps=local_steps,
-            eta=step,
-            l2=l2,
+            **{
+                "rounds": rounds,
+                "local_steps": local_steps,
+                "local_epochs": local_epochs,
+                "batch_size": batch_size,
+                "optimizer": optimizer,
+                "eta": step,
+                "l2": l2,
+                "participation": participation,
+                "device": device,
+                **options["training"],
+            },
         )
         if reference is not None:
             plan.method(reference)

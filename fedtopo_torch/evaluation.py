@@ -15,6 +15,7 @@ from .objective import Data, Objective
 from .options import OptionError, did_you_mean
 
 __all__ = [
+    "LOWER_IS_BETTER",
     "METRICS",
     "METRICS_OF",
     "PER_CLIENT_LIMIT",
@@ -35,6 +36,9 @@ METRICS_OF: dict[str, tuple[str, ...]] = {
     "multiclass": METRICS,
     "regression": ("rmse", "r2"),
 }
+
+#: Metrics of which less is better; of the others more is.
+LOWER_IS_BETTER = ("log_loss", "rmse")
 
 #: Above this many clients a run keeps per-client values of its last evaluation only.
 PER_CLIENT_LIMIT = 50

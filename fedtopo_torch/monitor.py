@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .evaluation import PER_CLIENT_LIMIT, Score
+from .evaluation import LOWER_IS_BETTER, PER_CLIENT_LIMIT, Score
 from .options import OptionError
 
 if TYPE_CHECKING:
@@ -35,7 +35,13 @@ __all__ = ["Counter", "FolderInUse", "Progress", "TensorBoard"]
 Scores = dict[tuple[str, str], Score]
 
 #: How metrics are called in charts and on the progress bar.
-METRIC_TITLES = {"log_loss": "log-loss", "auc": "AUC", "accuracy": "accuracy"}
+METRIC_TITLES = {
+    "log_loss": "log-loss",
+    "auc": "AUC",
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "r2": "R2",
+}
 
 #: Seconds between two updates of the bar.
 REDRAW = 0.1
@@ -81,6 +87,9 @@ class Progress:
         self._name, self._rounds = _title(trainer), trainer.rounds
         self._round = self._lines = 0
         self._scores: Scores = {}
+        if result.rounds:
+            self._print(f"goes on after round {result.rounds}/{self._rounds}")
+            self._round, self._lines = result.rounds, result.rounds * LINES // self._rounds
         self._bar = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._bar = Bar(
@@ -167,9 +176,8 @@ class Counter:
 
 
 def _headline(scores: Scores) -> str:
-    key = ("test", "log_loss")
-    if key not in scores:
-        key = next((k for k in scores if k[1] == "log_loss"), next(iter(scores)))
+    # A loss rather than another metric, of test records rather than others.
+    key = min(scores, key=lambda k: (k[1] not in LOWER_IS_BETTER, k[0] != "test"))
     return f"{key[0]} {_metric(key[1])} {_value(scores[key].pooled)}"
 
 
@@ -239,6 +247,9 @@ class TensorBoard:
         self._write_report(result, report, 0)
         if "descriptor" in report and len(self._names) <= SHOWN_CLIENTS:
             self._write_descriptors(trainer, result, report)
+        # A resumed run writes its first rounds again: one file, one clean curve.
+        for round, scores in result.history.replay():
+            self.evaluated(round, scores)
         self._writer.flush()
 
     def evaluated(self, round: int, scores: Scores) -> None:
@@ -341,6 +352,10 @@ def _settings(trainer: Trainer, result: Result) -> dict[str, Any]:
         "l2": trainer.training.l2,
         "seed": trainer.seed,
     }
+    for name, field in type(trainer.training).model_fields.items():
+        value = getattr(trainer.training, name)
+        if name not in settings and value != field.default:
+            settings[name] = value
     for name, value in algorithm.model_dump().items():
         settings[f"algorithm.{name}"] = value
     for name, value in federation.source.items():

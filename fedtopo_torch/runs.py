@@ -258,6 +258,8 @@ def summary(result: Result) -> dict[str, Any]:
         "rounds": result.rounds,
         "interrupted": result.interrupted,
         "eta": result.facts.eta,
+        "unseen_clients": result.unseen,
+        "buffers": buffers(result),
         "scores": scores,
         "sent_per_client": {
             "handshake": sent.handshake,
@@ -266,6 +268,16 @@ def summary(result: Result) -> dict[str, Any]:
             "contents": sent.contents,
         },
         "report": result.report,
+    }
+
+
+def buffers(result: Result) -> dict[str, Any]:
+    """The model's buffers: how clients merge them, float numbers and whole-number counters."""
+    objective = result.objective
+    return {
+        "policy": result.facts.training.buffers,
+        "floats": objective.width - objective.p,
+        "counters": objective.counters().numel(),
     }
 
 

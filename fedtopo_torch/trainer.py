@@ -159,8 +159,6 @@ class Trainer:
         splits, metrics: what is evaluated, see :class:`~fedtopo_torch.evaluation.Evaluator`; by
             default training and test records, and all metrics of the task.
         callbacks: watchers of the run.
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"auto"``, the best there is. Runs are equal
-            to the bit on the CPU.
         checkpoint: a file to keep the run's state in, every ``checkpoint_every`` rounds and at the
             end; see :mod:`fedtopo_torch.checkpoint`.
         closed_form: use the closed form for ``nn.Linear`` (autograd gives the same to 1e-12).
@@ -181,7 +179,6 @@ class Trainer:
         splits: Sequence[str] = ("train", "test"),
         metrics: Sequence[str] | None = None,
         callbacks: Sequence[Callback] = (),
-        device: str = "cpu",
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 10,
         closed_form: bool = True,
@@ -207,7 +204,7 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = checkpoint_every
-        self.device = choose_device(device, federation.dtype)
+        self.device = choose_device(self.training.device, federation.dtype)
         self.module = model.build(federation, seed) if isinstance(model, Model) else model
         self.objective = objective_for(
             self.module,
@@ -263,8 +260,9 @@ class Trainer:
 
         Raises:
             Diverged: a model or a loss is no longer finite; names round and client.
-            CheckpointError: the checkpoint is damaged, or of another configuration (names the
-                difference); without ``resume``, there is one.
+            CheckpointError: the checkpoint is damaged.
+            OptionError: it is of another configuration (names the difference), or there and nobody
+                asked to go on from it.
 
         Every exception raised after the handshake carries what was done before as ``.result``.
         """

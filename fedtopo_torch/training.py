@@ -79,6 +79,11 @@ class Training(Options):
     chunk_clients: int | None = Field(
         None, ge=1, description="clients stacked at a time, at most, to bound memory"
     )
+    device: str = Field(
+        "cpu",
+        description="cpu, cuda (cuda:1), mps, or auto for the best there is; equal to the bit on "
+        "cpu alone, which is also the fastest for small models",
+    )
     eval_every: int | None = Field(
         None,
         ge=1,

@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
 
 from fedtopo_torch import monitor
-from fedtopo_torch.evaluation import PER_CLIENT_LIMIT, Score
+from fedtopo_torch.evaluation import PER_CLIENT_LIMIT, History, Score
 from fedtopo_torch.federation import Client, Federation
 from fedtopo_torch.monitor import FolderInUse, Progress, TensorBoard
 from fedtopo_torch.options import OptionError
@@ -125,6 +125,7 @@ def test_a_value_that_becomes_undefined_leaves_a_gap(tmp_path):
     task = trainer([], "fedavg")
     result = task.run()
     board = TensorBoard(tmp_path)
+    result.history = History(result.federation.names, result.history.n, result.federation.honest)
     board.started(task, result)
     for round, value in ((1, 0.5), (2, math.nan), (3, 0.75)):
         clients = torch.full((4,), value, dtype=torch.float64)
