@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError
 
 from fedtopo_torch.algorithms import Clustered, FedAvg, Local, PTopoFL
 from fedtopo_torch.options import OptionError, Options, did_you_mean, parse_assignments
-from fedtopo_torch.theory import calibrated_alpha, contraction_factor
 
 
 class Sample(Options):
@@ -162,24 +161,3 @@ def test_assignments_without_name_or_value_are_refused(entry):
 def test_an_option_given_twice_is_refused():
     with pytest.raises(OptionError, match=r"'n_clusters' is given twice.*2.*3"):
         parse_assignments(["n_clusters=2", "n-clusters=3"])
-
-
-# The calibration that options ask for
-
-
-def test_calibrated_alpha_by_hand():
-    # q = (1 - 0.5)^2 = 1/4: alpha = 0.3 0.75 / (1 - 0.075)
-    assert contraction_factor(0.5, 1.0, 2) == 0.25
-    assert calibrated_alpha(0.3, 0.5, 1.0, 2) == pytest.approx(0.225 / 0.925, abs=1e-15)
-
-
-@pytest.mark.parametrize(("eta", "mu", "tau"), [(0.1, 0.01, 10), (0.1, 0.0, 10), (3.0, 1.0, 1)])
-def test_calibrated_alpha_at_the_ends_of_abar(eta, mu, tau):
-    assert calibrated_alpha(0.0, eta, mu, tau) == 0.0
-    assert calibrated_alpha(1.0, eta, mu, tau) == 1.0
-
-
-def test_calibrated_alpha_gives_back_abar_by_the_formula_of_effective_blending():
-    for abar in (0.1, 0.3, 0.9):
-        alpha, q = calibrated_alpha(abar, 0.2, 0.05, 10), (1 - 0.2 * 0.05) ** 10
-        assert alpha / (1 - (1 - alpha) * q) == pytest.approx(abar, abs=1e-14)

@@ -1,4 +1,4 @@
-"""The README's commands and code blocks run as written."""
+"""The commands and code blocks of the README and of docs/ run as written."""
 
 import re
 import shlex
@@ -15,10 +15,11 @@ from fedtopo_torch.registry import algorithms
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+ANALYSIS = (ROOT / "docs" / "analysis.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def fedtopo_commands() -> list[list[str]]:
@@ -71,3 +72,20 @@ def test_the_fedprox_of_the_readme_is_fedprox():
     exec(compile(block, "README.md", "exec"), names)
     theirs = train(names["FedProx"](mu=0.2), rounds=3).theta
     assert torch.equal(theirs, train(algorithms["fedprox"](mu=0.2), rounds=3).theta)
+
+
+def test_python_of_the_analysis_runs():
+    (block,) = blocks("python", ANALYSIS)
+    exec(compile(block, "docs/analysis.md", "exec"), {"__name__": "analysis"})
+
+
+def test_every_check_the_analysis_names_selects_tests():
+    lines = "".join(blocks("sh", ANALYSIS)).splitlines()
+    checks = [shlex.split(line) for line in lines if line.startswith("pytest ")]
+    assert len(checks) >= 6
+    for _, path, *selection in checks:
+        files = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).glob("test_*.py"))
+        names = re.findall(r"^def (test_\w+)", "".join(f.read_text() for f in files), re.MULTILINE)
+        words = selection[1].split(" or ") if selection else [""]
+        for word in words:
+            assert any(word in name for name in names), (path, word)

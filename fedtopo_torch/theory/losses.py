@@ -190,7 +190,7 @@ class LinearLosses:
         while True:
             step = np.linalg.lstsq(curvature(theta), gradient, rcond=None)[0]
             better = slope(theta - step)
-            if not np.linalg.norm(better) <= np.linalg.norm(gradient) / 2:
+            if not np.linalg.norm(better) < np.linalg.norm(gradient) / 2:
                 break
             theta, gradient = theta - step, better
         reached = float(np.linalg.norm(gradient))
