@@ -11,12 +11,9 @@ are, to the bit. A run that fails becomes a row that says why, and stops no othe
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .evaluation import POOLED
-from .execution import Run, failed, in_processes, in_this_process, write
-from .options import OptionError
+from .execution import Execution, Progress, Run, execute
 from .plan import METHODS, Choice, Job, Plan, Spec, Specs, Training
-from .runs import RunFolderError
 from .significance import TIE, PairedTest, against_reference
 from .trainer import Communication
 
@@ -45,8 +40,6 @@ __all__ = [
     "compare",
     "run_plan",
 ]
-
-Progress = Callable[[int, int, str], None]
 
 
 def compare(
@@ -93,67 +86,16 @@ def run_plan(
 
     Args:
         plan: what to run.
-        processes: how many at a time, at least 1; by default one per core. Results are the same to
-            the bit. 1 runs in this process, which a debugger likes.
-        folder: keep each finished run here, one file each, and take up again what is there.
-            Anything that changes a result (a setting, a method's file, the data, the version)
-            makes a new run. Failed runs are not kept.
-        on_progress: called with (runs done, runs in all, the run that just ended), in this process.
+        processes, folder, on_progress: of :func:`fedtopo_torch.execution.execute`.
 
     Returns:
         all runs that ended; after Ctrl-C those until then, with ``interrupted`` set.
 
     Raises:
-        OptionError: ``processes`` is not valid, or worker processes could not import a method.
-        RunFolderError: the folder can't be written.
-        RuntimeError: worker processes don't start.
+        OptionError, RunFolderError, RuntimeError: as :func:`fedtopo_torch.execution.execute`.
     """
-    if processes is not None and (
-        not isinstance(processes, Integral) or isinstance(processes, bool) or processes < 1
-    ):
-        raise OptionError(f"processes is {processes!r}: must be a whole number of at least 1.")
-    jobs = plan.jobs()
-    count = min(processes or _cores(), len(jobs))
-    if count > 1:
-        for choice in (*plan.methods, *plan.datasets, *filter(None, [plan.model])):
-            choice.reference()
-    where = Path(folder).resolve() if folder is not None else None
-    if where is not None:
-        try:
-            where.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"can't make {where}: {error.strerror or error}.") from None
-
-    runs: dict[tuple[str, str, int], Run] = {}
-    begun = time.perf_counter()
-
-    def keep(job: Job, outcome: tuple[Run, str | None] | str) -> None:
-        run, key = outcome if isinstance(outcome, tuple) else (failed(job, outcome), None)
-        if where is not None and key is not None:
-            write(where, key, job, run)
-        runs[job.id] = run
-
-    def tell(job: Job) -> None:
-        if on_progress is not None:
-            on_progress(len(runs), len(jobs), str(job))
-
-    interrupted = False
-    try:
-        if count > 1:
-            in_processes(jobs, count, where, keep, tell)
-        else:
-            in_this_process(jobs, where, keep, tell)
-    except KeyboardInterrupt:
-        interrupted = True
-    ordered = tuple(runs[job.id] for job in jobs if job.id in runs)
-    return Comparison(plan, ordered, interrupted, time.perf_counter() - begun, count)
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    done = execute(plan.jobs(), processes=processes, folder=folder, on_progress=on_progress)
+    return Comparison.of_execution(plan, done)
 
 
 # ---- what came out ------------------------------------------------------------------------------
@@ -264,6 +206,13 @@ class Comparison:
     interrupted: bool = False
     seconds: float = 0.0
     processes: int = 1
+
+    @classmethod
+    def of_execution(cls, plan: Plan, done: Execution) -> Comparison:
+        """The plan's runs out of an execution that had its jobs among others."""
+        runs = (done.run(job) for job in plan.jobs())
+        ended = tuple(run for run in runs if run is not None)
+        return cls(plan, ended, done.interrupted, done.seconds, done.processes)
 
     @property
     def failures(self) -> list[Run]:

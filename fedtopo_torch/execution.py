@@ -1,7 +1,8 @@
-"""Runs the jobs of a plan, here or in worker processes, and keeps what is finished.
+"""Runs trainings and measurements, here or in worker processes, and keeps what is finished.
 
-Jobs are independent and are dealt to the workers one by one. Every job runs on one thread, in a
-fresh interpreter or in this one, so its result is the same to the bit wherever it ran.
+They are independent and are dealt to the workers one by one. Every one runs on one thread, in a
+fresh interpreter or in this one, so its result is the same to the bit wherever it ran. What is
+asked for several times, under whatever labels, runs once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +36,14 @@ from .evaluation import METRICS, Evaluator
 from .federation import Federation
 from .models.logistic import default_model
 from .options import OptionError
-from .plan import Job
+from .plan import Choice, Job, Measurement, Task
 from .runs import RunFolderError, write_atomically
 from .trainer import Communication, Diverged, Trainer
 
-__all__ = ["Run", "failed", "in_processes", "in_this_process", "serve", "write"]
+__all__ = ["Execution", "Measured", "Progress", "Run", "execute", "serve"]
+
+#: Called with (done, in all, what just ended), all that is asked for counted once.
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Run:
         parameters: p, of the model.
         eta: step size used.
         clusters: cluster of each client at the end, or None.
+        groups: true group of each client, or None where the federation has none.
         warnings: what the run warned of, each once.
         seconds: of wall time; loading the data is not in it.
         error: why the run failed; then everything measured is empty.
@@ -77,10 +83,16 @@ class Run:
     parameters: int = 0
     eta: float = math.nan
     clusters: tuple[int, ...] | None = None
+    groups: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     error: str | None = None
     stored: bool = field(default=False, compare=False)
+
+    @classmethod
+    def failed(cls, job: Job, error: str) -> Run:
+        """A run that came to nothing, and why."""
+        return cls(job.dataset.label, job.method.label, job.seed, error=error)
 
     def scored(self, split: str = "test", metric: str = "log_loss") -> NDArray[np.float64]:
         """Per-client values ``[K]``, NaN for clients that are not honest."""
@@ -110,6 +122,7 @@ class Run:
             "parameters": self.parameters,
             "eta": self.eta,
             "clusters": None if self.clusters is None else list(self.clusters),
+            "groups": None if self.groups is None else list(self.groups),
             "warnings": list(self.warnings),
             "seconds": self.seconds,
         }
@@ -126,7 +139,7 @@ class Run:
             stage: {direction: (int(c[0]), int(c[1])) for direction, c in sent[stage].items()}
             for stage in ("handshake", "introduction", "round")
         }
-        clusters = content["clusters"]
+        clusters, groups = content["clusters"], content["groups"]
         return cls(
             job.dataset.label,
             job.method.label,
@@ -142,10 +155,71 @@ class Run:
             int(content["parameters"]),
             float(content["eta"]),
             None if clusters is None else tuple(map(int, clusters)),
+            None if groups is None else tuple(map(int, groups)),
             tuple(map(str, content["warnings"])),
             float(content["seconds"]),
             stored=True,
         )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is kept of one measurement.
+
+    Attributes:
+        dataset: label.
+        name: of the measurement.
+        seed: of the federation.
+        values: what was measured, by name.
+        warnings, seconds, error, stored: as of a :class:`Run`.
+    """
+
+    dataset: str
+    name: str
+    seed: int
+    values: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+    error: str | None = None
+    stored: bool = field(default=False, compare=False)
+
+    @classmethod
+    def failed(cls, job: Measurement, error: str) -> Measured:
+        """A measurement that came to nothing, and why."""
+        return cls(job.dataset.label, job.name, job.seed, error=error)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but names."""
+        return {
+            "values": self.values,
+            "warnings": list(self.warnings),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, job: Measurement, content: dict[str, Any]) -> Measured:
+        """The measurement again, under the names of ``job``.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: the content is not a measurement's.
+        """
+        return cls(
+            job.dataset.label,
+            job.name,
+            job.seed,
+            dict(content["values"]),
+            tuple(map(str, content["warnings"])),
+            float(content["seconds"]),
+            stored=True,
+        )
+
+
+#: What a task comes to.
+Outcome = Run | Measured
+
+
+def _kind(task: Task) -> type[Any]:
+    return Measured if isinstance(task, Measurement) else Run
 
 
 def _null(value: float) -> float | None:
@@ -162,6 +236,11 @@ class _Loaded(NamedTuple):
     warnings: tuple[str, ...]
 
 
+def _data(job: Task) -> tuple[str, int]:
+    """What a job is run on, whatever it is called: jobs of one and the same load it once."""
+    return json.dumps(job.dataset.described(), sort_keys=True), job.seed
+
+
 class _Loader:
     """The federation in hand, so that the methods of one seed load it once.
 
@@ -173,8 +252,8 @@ class _Loader:
         self._have: tuple[str, int] | None = None
         self._loaded: _Loaded | Exception | None = None
 
-    def __call__(self, job: Job) -> _Loaded:
-        wanted = job.dataset.label, job.seed
+    def __call__(self, job: Task) -> _Loaded:
+        wanted = _data(job)
         if self._have != wanted:
             # The old one goes before the new one comes: there is never room needed for two.
             self._have, self._loaded = None, None
@@ -185,7 +264,7 @@ class _Loader:
         assert self._loaded is not None
         return self._loaded
 
-    def _load(self, job: Job) -> _Loaded | Exception:
+    def _load(self, job: Task) -> _Loaded | Exception:
         with _warnings_kept() as caught:
             try:
                 federation = job.dataset.instance.load(job.seed)
@@ -208,8 +287,8 @@ def _warnings_kept() -> Iterator[dict[str, None]]:
             texts.update(dict.fromkeys(str(item.message) for item in caught))
 
 
-def _perform(job: Job, loader: _Loader, folder: Path | None) -> tuple[Run, str | None]:
-    """One run and the key it is stored under; any failure becomes a run that says why."""
+def _perform(job: Task, loader: _Loader, folder: Path | None) -> tuple[Outcome, str | None]:
+    """One outcome and the key it is stored under; any failure becomes one that says why."""
     key = None
     try:
         loaded = loader(job)
@@ -219,11 +298,24 @@ def _perform(job: Job, loader: _Loader, folder: Path | None) -> tuple[Run, str |
             if stored is not None:
                 return stored, None
         with _warnings_kept() as caught:
-            run = _train(job, loaded.federation)
+            outcome: Outcome
+            if isinstance(job, Measurement):
+                outcome = _measure(job, loaded.federation)
+            else:
+                outcome = _train(job, loaded.federation)
         texts = tuple(dict.fromkeys((*loaded.warnings, *caught)))
-        return replace(run, warnings=texts), key
+        return replace(outcome, warnings=texts), key
     except Exception as error:
-        return failed(job, _explain(error)), None
+        return _kind(job).failed(job, _explain(error)), None
+
+
+def _measure(job: Measurement, federation: Federation) -> Measured:
+    begun = time.perf_counter()
+    values = job.function(federation, job.seed, **job.parameters)
+    # As it will be read from the folder: 1.0 stays 1.0, a tuple becomes a list.
+    values = json.loads(json.dumps(values, allow_nan=False))
+    seconds = time.perf_counter() - begun
+    return Measured(job.dataset.label, job.name, job.seed, values, seconds=seconds)
 
 
 def _train(job: Job, federation: Federation) -> Run:
@@ -269,12 +361,9 @@ def _train(job: Job, federation: Federation) -> Run:
         result.theta.shape[1],
         result.facts.eta,
         None if labels is None else tuple(labels.tolist()),
+        None if federation.groups is None else tuple(federation.groups.tolist()),
         seconds=time.perf_counter() - begun,
     )
-
-
-def failed(job: Job, error: str) -> Run:
-    return Run(job.dataset.label, job.method.label, job.seed, error=error)
 
 
 def _explain(error: Exception) -> str:
@@ -326,17 +415,20 @@ def _place(folder: Path, key: str) -> Path:
     return folder / f"{key[:40]}.json"
 
 
-def _read(folder: Path, key: str, job: Job) -> Run | None:
-    """A stored run; None where there is none, or a file that is cut off or not ours."""
+def _read(folder: Path, key: str, job: Task) -> Outcome | None:
+    """A stored outcome; None where there is none, or a file that is cut off or not ours."""
     try:
         content = json.loads(_place(folder, key).read_text(encoding="utf-8"))
-        return Run.from_json(job, content["run"]) if content["key"] == key else None
+        if content["key"] != key:
+            return None
+        outcome: Outcome = _kind(job).from_json(job, content["run"])
+        return outcome
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
 
 
-def write(folder: Path, key: str, job: Job, run: Run) -> None:
-    content = {"key": key, "job": str(job), "run": run.to_json()}
+def _write(folder: Path, key: str, job: Task, outcome: Outcome) -> None:
+    content = {"key": key, "job": str(job), "run": outcome.to_json()}
     try:
         write_atomically(_place(folder, key), json.dumps(content, allow_nan=False).encode())
     except OSError as error:
@@ -351,17 +443,17 @@ def write(folder: Path, key: str, job: Job, run: Run) -> None:
 class _Deal:
     """Deals jobs so that each worker keeps to one federation and seed as long as it can."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._groups: dict[tuple[str, int], deque[Job]] = {}
+    def __init__(self, jobs: Sequence[Task]) -> None:
+        self._groups: dict[tuple[str, int], deque[Task]] = {}
         for job in jobs:
-            self._groups.setdefault((job.dataset.label, job.seed), deque()).append(job)
+            self._groups.setdefault(_data(job), deque()).append(job)
         self._untouched = deque(self._groups)
         self._lock = threading.Lock()
 
-    def next(self, last: Job | None) -> Job | None:
+    def next(self, last: Task | None) -> Task | None:
         """The next job for the worker whose last one this was; None when nothing is left."""
         with self._lock:
-            group = (last.dataset.label, last.seed) if last else None
+            group = _data(last) if last else None
             if group is None or not self._groups[group]:
                 if self._untouched:
                     group = self._untouched.popleft()
@@ -431,7 +523,7 @@ class _Worker:
                 f"processes=1 does without."
             ) from None
 
-    def perform(self, job: Job) -> Any:
+    def perform(self, job: Task) -> Any:
         """
         Raises:
             EOFError, OSError, pickle.UnpicklingError: the process ended meanwhile.
@@ -460,12 +552,12 @@ class _Worker:
                 pipe.close()  # type: ignore[union-attr]
 
 
-def in_processes(
-    jobs: Sequence[Job],
+def _in_processes(
+    jobs: Sequence[Task],
     count: int,
     folder: Path | None,
-    keep: Callable[[Job, Any], None],
-    tell: Callable[[Job], None],
+    keep: Callable[[Task, Any], None],
+    tell: Callable[[Task], None],
 ) -> None:
     """Run jobs in worker processes; ``keep`` and ``tell`` are called here, as each ends."""
     deal = _Deal(jobs)
@@ -525,14 +617,141 @@ def in_processes(
                     keep(*outcome)
 
 
-def in_this_process(
-    jobs: Sequence[Job],
+def _in_this_process(
+    jobs: Sequence[Task],
     folder: Path | None,
-    keep: Callable[[Job, Any], None],
-    tell: Callable[[Job], None],
+    keep: Callable[[Task, Any], None],
+    tell: Callable[[Task], None],
 ) -> None:
     loader = _Loader(digests=folder is not None)
     with _one_thread():
         for job in jobs:
             keep(job, _perform(job, loader, folder))
             tell(job)
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of tasks.
+
+    Attributes:
+        outcomes: of those that ended, by what they compute.
+        interrupted: Ctrl-C came before all had.
+        seconds: of wall time, starting the processes included.
+        processes: how many ran at a time.
+    """
+
+    outcomes: dict[str, Outcome]
+    interrupted: bool
+    seconds: float
+    processes: int
+
+    def run(self, job: Job) -> Run | None:
+        """The run that was asked for, under the labels of ``job``; None if it did not end."""
+        found = self.outcomes.get(job.key(""))
+        if not isinstance(found, Run):
+            return None
+        return replace(found, dataset=job.dataset.label, method=job.method.label)
+
+    def measured(self, task: Measurement) -> Measured | None:
+        """Likewise a measurement."""
+        found = self.outcomes.get(task.key(""))
+        return replace(found, dataset=task.dataset.label) if isinstance(found, Measured) else None
+
+
+def execute(
+    tasks: Sequence[Task],
+    *,
+    processes: int | None = None,
+    folder: str | Path | None = None,
+    on_progress: Progress | None = None,
+) -> Execution:
+    """Run tasks, each thing that is to be computed once.
+
+    Args:
+        tasks: trainings and measurements, of one plan or of many.
+        processes: how many at a time, at least 1; by default one per core. Results are the same to
+            the bit. 1 runs in this process, which a debugger likes.
+        folder: keep each finished outcome here, one file each, and take up again what is there.
+            Anything that changes a result (a setting, a method's file, the data, the version)
+            makes a new one. Failures are not kept.
+        on_progress: called in this process as each ends.
+
+    Returns:
+        all outcomes; after Ctrl-C those until then, with ``interrupted`` set.
+
+    Raises:
+        OptionError: ``processes`` is not valid, or worker processes could not import a method.
+        RunFolderError: the folder can't be written.
+        RuntimeError: worker processes don't start.
+    """
+    if processes is not None and (
+        not isinstance(processes, Integral) or isinstance(processes, bool) or processes < 1
+    ):
+        raise OptionError(f"processes is {processes!r}: must be a whole number of at least 1.")
+    distinct: dict[str, Task] = {}
+    for task in tasks:
+        distinct.setdefault(task.key(""), task)
+    keys = {id(task): key for key, task in distinct.items()}
+    # One federation after the other, so that each is loaded once.
+    groups: dict[tuple[str, int], list[Task]] = {}
+    for task in distinct.values():
+        groups.setdefault(_data(task), []).append(task)
+    ordered = [task for group in groups.values() for task in group]
+    count = min(processes or _cores(), len(ordered))
+    if count > 1:
+        for choice in _choices(ordered):
+            choice.reference()
+    where = Path(folder).resolve() if folder is not None else None
+    if where is not None:
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"can't make {where}: {error.strerror or error}.") from None
+
+    outcomes: dict[str, Outcome] = {}
+    begun = time.perf_counter()
+
+    def keep(task: Task, result: tuple[Outcome, str | None] | str) -> None:
+        if isinstance(result, tuple):
+            outcome, key = result
+        else:
+            outcome, key = _kind(task).failed(task, result), None
+        if where is not None and key is not None:
+            _write(where, key, task, outcome)
+        outcomes[keys[id(task)]] = outcome
+
+    def tell(task: Task) -> None:
+        if on_progress is not None:
+            on_progress(len(outcomes), len(ordered), str(task))
+
+    interrupted = False
+    try:
+        if count > 1:
+            _in_processes(ordered, count, where, keep, tell)
+        else:
+            _in_this_process(ordered, where, keep, tell)
+    except KeyboardInterrupt:
+        interrupted = True
+    return Execution(outcomes, interrupted, time.perf_counter() - begun, count)
+
+
+def _choices(tasks: Sequence[Task]) -> list[Choice]:
+    """Every method, federation and model of the tasks, once."""
+    found: dict[int, Choice] = {}
+    for task in tasks:
+        parts = [task.dataset]
+        if isinstance(task, Job):
+            parts += [task.method, *([task.model] if task.model else [])]
+        found |= {id(choice): choice for choice in parts}
+    return list(found.values())
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What is compared: methods, federations and seeds, checked before anything runs."""
+"""What is run: trainings (methods, federations, seeds) and measurements, checked beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import math
 import pickle
 import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from . import __version__
 from .options import OptionError, Options, did_you_mean
 from .registry import Registry, algorithms, datasets, models
 
-__all__ = ["METHODS", "Choice", "Job", "Plan", "Spec", "Specs", "Training"]
+__all__ = ["METHODS", "Choice", "Job", "Measurement", "Plan", "Spec", "Specs", "Task", "Training"]
 
 #: The rows of the paper's Table 1; what ``"all"`` stands for.
 METHODS = (
@@ -238,8 +238,52 @@ class Job:
             "training": training,
             "seed": self.seed,
         }
-        text = json.dumps(content, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(content)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Numbers computed of one federation, with one seed: whatever is not a training.
+
+    Attributes:
+        function: called as ``function(federation, seed, **parameters)``; returns what strict JSON
+            can hold, under names. Of a module, so that worker processes find it.
+        parameters: what JSON can hold.
+    """
+
+    dataset: Choice
+    function: Callable[..., dict[str, Any]]
+    seed: int
+    parameters: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.function.__name__
+
+    def __str__(self) -> str:
+        what = self.name.replace("_", " ")
+        return f"{what} on {self.dataset.label}, seed {self.seed}"
+
+    def key(self, data: str) -> str:
+        """Hash of everything the result depends on, as :meth:`Job.key`."""
+        content = {
+            "versions": _versions(),
+            "function": f"{self.function.__module__}:{self.function.__qualname__}",
+            "source": _source_digest(self.function),
+            "dataset": self.dataset.described() | {"data": data},
+            "parameters": self.parameters,
+            "seed": self.seed,
+        }
+        return _digest(content)
+
+
+#: What the engine runs.
+Task = Job | Measurement
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -376,11 +420,12 @@ def _versions() -> dict[str, str]:
 
 
 @cache
-def _source_digest(own: type) -> str | None:
-    """Hash of the files of a class and its bases that are not part of this package."""
+def _source_digest(own: Any) -> str | None:
+    """Hash of the files of a class and its bases, or of a function, where they are not part of
+    this package."""
     root = __name__.partition(".")[0]
     parts = []
-    for base in own.__mro__:
+    for base in getattr(own, "__mro__", (own,)):
         top = base.__module__.partition(".")[0]
         if top in (root, "builtins", "pydantic", "abc", "typing"):
             continue

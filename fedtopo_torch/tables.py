@@ -1,7 +1,7 @@
-"""Tables of a comparison: in the terminal, as CSV, JSON, Markdown and LaTeX, from one description.
+"""Tables: in the terminal, as CSV, JSON, Markdown, LaTeX and HTML, from one description.
 
 A :class:`Table` is columns, rows of cells and notes. A cell has a text for people and values for
-machines; the five forms only write down what is there.
+machines; the six forms only write down what is there. Below it the tables of a comparison.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,9 @@ from rich import box
 from rich.console import Group
 from rich.text import Text
 
+from . import paper
 from .comparison import Comparison, Spread, Summary
+from .paper import Printed, printed
 from .plan import Choice
 from .significance import FEWEST_PAIRS, LEVEL
 
@@ -31,12 +32,18 @@ __all__ = [
     "Cell",
     "Column",
     "Table",
+    "beside_cells",
+    "beside_columns",
+    "beside_note",
     "clients_table",
     "comparison_tables",
     "failures_table",
+    "number_cell",
+    "number_text",
     "paper_table",
     "results_table",
     "sent_table",
+    "text_cell",
     "times_table",
 ]
 
@@ -82,7 +89,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be written in five forms.
+    """A table that can be written in six forms.
 
     Attributes:
         title: a line above.
@@ -188,6 +195,33 @@ class Table:
             lines += [rf"{{\footnotesize {_latex(note)}\par}}" for note in self.notes]
         return "\n".join([*lines, r"\end{table}"]) + "\n"
 
+    def html(self) -> str:
+        """A ``figure`` with a ``table`` that scrolls by itself where it is wider than the page."""
+        head = "".join(
+            f'<th scope="col"{_CLASS[c.number]}>{escape(c.title)}</th>' for c in self.columns
+        )
+        lines = [
+            f"<figure><figcaption>{escape(self.title)}</figcaption>",
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>',
+        ]
+        for row in self.rows:
+            cells = [
+                f"<td{_CLASS[column.number]}>{_html_cell(cell)}</td>"
+                for column, cell in zip(self.columns, row, strict=True)
+            ]
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        lines.append("</tbody></table></div>")
+        lines += [f'<p class="note">{escape(note)}</p>' for note in self.notes]
+        return "\n".join([*lines, "</figure>"]) + "\n"
+
+
+_CLASS = {True: ' class="number"', False: ""}
+
+
+def _html_cell(cell: Cell) -> str:
+    text = f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)
+    return f"{text}&nbsp;{escape(cell.mark)}" if cell.mark else text
+
 
 def _value(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -244,15 +278,18 @@ def _latex_cell(cell: Cell) -> str:
 # ---- cells --------------------------------------------------------------------------------------
 
 
-def _text(text: str) -> Cell:
+def text_cell(text: str) -> Cell:
+    """The same text for people and machines."""
     return Cell(text, (text,))
 
 
-def _number(value: float, digits: int = 4) -> Cell:
-    return Cell(_shown(value, digits), (value,))
+def number_cell(value: float, digits: int = 4) -> Cell:
+    """A number, as :func:`number_text` writes it."""
+    return Cell(number_text(value, digits), (value,))
 
 
-def _shown(value: float, digits: int) -> str:
+def number_text(value: float, digits: int) -> str:
+    """A number with so many decimals, or a dash where there is none."""
     if not math.isfinite(value):
         return NONE
     # A diverging method's loss would break the column.
@@ -260,7 +297,7 @@ def _shown(value: float, digits: int) -> str:
 
 
 def _spread(spread: Spread, *, bold: bool) -> Cell:
-    text = f"{_shown(spread.mean, 4)} ± {_shown(spread.std, 3)}" if spread.seeds else NONE
+    text = f"{number_text(spread.mean, 4)} ± {number_text(spread.std, 3)}" if spread.seeds else NONE
     return Cell(text, (spread.mean, spread.std), bold)
 
 
@@ -336,11 +373,11 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
             Cell(str(row.finished), ()),
             _tested(row, bold=row in racing and row.log_loss.mean == lowest),
             _spread(row.auc, bold=row in racing and row.auc.mean == highest),
-            _number(row.worse_than_fedavg, 2),
-            _number(row.worse_than_local, 2),
-            _number(row.worst_client, 3),
+            number_cell(row.worse_than_fedavg, 2),
+            number_cell(row.worse_than_local, 2),
+            number_cell(row.worst_client, 3),
             Cell(
-                _shown(row.client_auc, 3),
+                number_text(row.client_auc, 3),
                 (row.client_auc, row.client_log_loss, row.client_accuracy),
             ),
         )
@@ -535,8 +572,8 @@ def times_table(comparison: Comparison) -> Table:
         cells.append(
             (
                 _name(rows[0]),
-                *(_number(row.seconds, 3) for row in rows),
-                _number(total, 1),
+                *(number_cell(row.seconds, 3) for row in rows),
+                number_cell(total, 1),
             )
         )
     notes = [
@@ -562,10 +599,10 @@ def failures_table(comparison: Comparison) -> Table:
     )
     rows = tuple(
         (
-            _text(run.dataset),
-            _text(run.method),
+            text_cell(run.dataset),
+            text_cell(run.method),
             Cell(str(run.seed), (run.seed,)),
-            _text(run.error or ""),
+            text_cell(run.error or ""),
         )
         for run in comparison.failures
     )
@@ -602,7 +639,11 @@ def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss"
         (
             _name(row),
             *(
-                Cell(_shown(s.mean, 3), (s.mean, s.std), bold=row.deployable and s.mean == best[k])
+                Cell(
+                    number_text(s.mean, 3),
+                    (s.mean, s.std),
+                    bold=row.deployable and s.mean == best[k],
+                )
                 for k, s in enumerate(own)
             ),
         )
@@ -620,13 +661,6 @@ def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss"
 # ---- the paper's numbers ------------------------------------------------------------------------
 
 
-@cache
-def _paper() -> dict[str, Any]:
-    text = Path(__file__).with_name("paper_values.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
-
-
 def paper_table(comparison: Comparison, dataset: str) -> Table | None:
     """Ours, the paper's and the difference, for every method on one of the paper's federations.
 
@@ -636,58 +670,77 @@ def paper_table(comparison: Comparison, dataset: str) -> Table | None:
     Raises:
         OptionError: the federation is not compared.
     """
-    paper, plan = _paper(), comparison.plan
+    plan = comparison.plan
     chosen = plan.dataset(dataset)
-    if chosen.key not in paper["table1"] or not chosen.is_default:
+    if paper.entry("table1", chosen.key) is None or not chosen.is_default:
         return None
     columns = (
         Column("method", ("method",), number=False),
-        *(
-            Column(title, (f"{metric}_{field}",))
-            for metric, name in (("log_loss", "log-loss"), ("auc", "AUC"))
-            for title, field in (
-                (f"{name}, ours", "ours"),
-                (f"{name}, paper", "paper"),
-                ("gap", "difference"),
-            )
-        ),
+        *beside_columns("log_loss", "log-loss"),
+        *beside_columns("auc", "AUC"),
     )
-    printed = paper["table1"][chosen.key]
     cells = []
     for row in comparison.summary():
         if row.dataset == chosen.label:
             method = plan.method(row.method)
-            theirs = printed.get(method.key, {}) if method.is_default else {}
-            losses = _gap(row.log_loss.mean, theirs.get("log_loss"))
-            cells.append((_text(row.method), *losses, *_gap(row.auc.mean, theirs.get("auc"))))
-    notes = [
-        f"Means over seeds; gap: ours - paper's. Paper: Vomo-Donfack, Hoszu, Ginot, Morilla, 2026, "
-        f"Table 1; {NONE}: no number there that we could read."
-    ]
-    training = plan.training
-    changed = [
-        f"{name} {_plain_number(have)} (paper: {_plain_number(theirs)})"
-        for name, have, theirs in (
-            ("rounds", training.rounds, paper["rounds"]),
-            ("local steps", training.local_steps, paper["local_steps"]),
-            ("eta", training.eta, paper["eta"]),
-            ("l2", training.l2, paper["l2"]),
-            ("model", plan.model.label if plan.model else "logistic", "logistic"),
-        )
-        if have != theirs
-    ]
+            # Only what is run as the paper runs it has a number to stand beside.
+            name = method.key if method.is_default else ""
+            losses, aucs = (
+                beside_cells(ours, printed("table1", chosen.key, name, metric), std=False)
+                for metric, ours in (("log_loss", row.log_loss), ("auc", row.auc))
+            )
+            cells.append((text_cell(row.method), *losses, *aucs))
+    notes = [f"Means over seeds. {beside_note('Table 1')}"]
+    changed = paper.other_settings(plan.training.model_dump(include=_COMPARED))
+    if plan.model and plan.model.label != "logistic":
+        changed.append(f"model {plan.model.label} (paper: logistic)")
     if changed:
         notes.append(f"Not the paper's settings: {', '.join(changed)}.")
     title = f"{chosen.label}: beside the paper's Table 1"
     return Table(title, columns, tuple(cells), tuple(notes))
 
 
-def _plain_number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+_COMPARED = {"rounds", "local_steps", "eta", "l2"}
 
 
-def _gap(ours: float, printed: Sequence[float | None] | None) -> tuple[Cell, Cell, Cell]:
-    theirs = math.nan if printed is None or printed[0] is None else printed[0]
-    gap = ours - theirs
-    shown = NONE if math.isnan(gap) else f"{gap:+.4f}"
-    return _number(ours), _number(theirs, 3), Cell(shown, (gap,))
+def beside_columns(name: str, title: str) -> tuple[Column, Column, Column]:
+    """Columns of a number of ours, the paper's, and the gap; filled by :func:`beside_cells`.
+
+    Args:
+        name: of the metric, before ``_ours``, ``_paper``, ``_difference`` in the values' names.
+        title: of the metric, for people.
+    """
+    ours, theirs = ((f"{name}_{who}", f"{name}_{who}_std") for who in ("ours", "paper"))
+    return (
+        Column(f"{title}, ours", ours),
+        Column(f"{title}, paper", theirs),
+        Column("gap", (f"{name}_difference",)),
+    )
+
+
+def beside_cells(
+    ours: Spread, theirs: Printed, digits: int = 4, *, std: bool = True
+) -> tuple[Cell, Cell, Cell]:
+    """Ours, the paper's and the difference of the means; with ``std`` as mean ± std, if any."""
+    gap = ours.mean - theirs.mean
+    return (
+        Cell(_mean_std(ours.mean, ours.std if std else math.nan, digits), (ours.mean, ours.std)),
+        Cell(
+            _mean_std(theirs.mean, theirs.std if std else math.nan, min(digits, 3)),
+            (theirs.mean, theirs.std),
+        ),
+        Cell(NONE if math.isnan(gap) else f"{gap:+.{digits}f}", (gap,)),
+    )
+
+
+def _mean_std(mean: float, std: float, digits: int) -> str:
+    text = number_text(mean, digits)
+    return text if math.isnan(std) else f"{text} ± {number_text(std, min(digits, 3))}"
+
+
+def beside_note(table: str) -> str:
+    """The sentence below a table with the paper's numbers."""
+    return (
+        f"gap: ours - paper's. Paper: {paper.CITED}, {table}; {NONE}: no number there that we "
+        f"could read."
+    )
