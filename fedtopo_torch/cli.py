@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .experiments import CATALOGUE
 from .options import FedtopoError, OptionError, Options, did_you_mean, parse_assignments
 from .registry import UnknownName
 
@@ -76,6 +77,10 @@ Positive = Annotated[
 ]
 TestSize = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Of each client's records, for testing.")
+]
+Seeds = Annotated[str, typer.Option(help="How many (10 is 0 to 9), or which, separated by commas.")]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -697,9 +702,7 @@ def compare(
     dataset: Annotated[
         str, typer.Option(help="Federations, separated by commas.")
     ] = "fed_heart_disease",
-    seeds: Annotated[
-        str, typer.Option(help="How many (10 is 0 to 9), or which, separated by commas.")
-    ] = "10",
+    seeds: Seeds = "10",
     model: ModelName = "auto",
     rounds: Rounds = 150,
     local_steps: LocalSteps = 10,
@@ -720,9 +723,7 @@ def compare(
     target: Target = None,
     positive: Positive = None,
     test_size: TestSize = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
-    ] = None,
+    processes: Processes = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the folder; by default from the federations.")
     ] = None,
@@ -792,6 +793,94 @@ def compare(
             raise typer.Exit(INTERRUPTED)
         if comparison.failures:
             raise typer.Exit(1)
+
+
+_REPRODUCE_HELP = f"""
+Run the paper's experiments, and print our numbers beside the paper's.
+
+Finished runs are kept: the same command again, also after Ctrl-C, runs only what is missing.
+
+\b
+{chr(10).join(f"{name:<8} {title}" for name, title in CATALOGUE.items())}
+all      every one of these, each training once
+"""
+
+
+@app.command(help=_REPRODUCE_HELP, rich_help_panel=None)
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="What to run; see above.")],
+    seeds: Seeds = "10",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds T; fewer than the paper's are a quick look.")
+    ] = 150,
+    processes: Processes = None,
+    name: Annotated[str, typer.Option(help="Name of the folder.")] = "reproduce",
+    runs_dir: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    with _reported(debug):
+        from .experiments import names_of
+        from .runs import comparison_folder
+
+        chosen = names_of(names)
+        wanted = _seeds(seeds)
+
+        from .experiments.report import write_reproduction
+        from .experiments.reproduction import reproduce as run
+        from .monitor import Counter
+
+        folder = comparison_folder(runs_dir, name)
+        counter = Counter(out, "reproduce")
+        try:
+            done = run(
+                chosen,
+                wanted,
+                rounds=rounds,
+                processes=processes,
+                folder=folder / "parts",
+                on_progress=counter,
+            )
+        finally:
+            counter.close()
+        if done.interrupted:
+            out.print(
+                f"[yellow]Stopped[/]: {len(done.execution.outcomes)} runs are kept in "
+                f"{escape(str(folder / 'parts'))}; the same command goes on from there."
+            )
+            raise typer.Exit(INTERRUPTED)
+        with _uninterrupted():
+            command = ["fedtopo", "reproduce", *names, *_changed(seeds=seeds, rounds=rounds)]
+            files = write_reproduction(done, folder, command)
+        _print_reproduction(done)
+        kept = f", {done.stored} of them taken from before" if done.stored else ""
+        out.print(
+            f"\n{len(done.execution.outcomes)} runs in {done.execution.seconds:.0f} s on "
+            f"{done.execution.processes} processes{kept}. Written to "
+            f"[bold]{escape(str(files[-1]))}[/], and tables and figures beside it."
+        )
+        if done.failures:
+            raise typer.Exit(1)
+
+
+def _changed(seeds: str, rounds: int) -> list[str]:
+    """What differs from the defaults, as it is typed."""
+    return ["--seeds", seeds] * (seeds != "10") + ["--rounds", str(rounds)] * (rounds != 150)
+
+
+def _print_reproduction(done: Any) -> None:
+    """Every experiment: what it asks, what came out, and all tables."""
+    for section in done.sections():
+        out.print(f"\n[bold]{section.name}: {escape(section.title)}[/]\n")
+        out.print(escape(section.question))
+        for sentence in section.findings:
+            out.print(f"- {escape(sentence)}")
+        for table in section.tables:
+            out.print()
+            out.print(table.rich())
+    failures = done.failures_table()
+    if failures is not None:
+        out.print()
+        out.print(failures.rich())
 
 
 def _seeds(text: str) -> int | list[int]:

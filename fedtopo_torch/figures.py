@@ -34,6 +34,7 @@ __all__ = [
     "clients_figure",
     "curves_figure",
     "distance_figure",
+    "new_figure",
     "persistence_figure",
     "save_figure",
 ]
@@ -53,7 +54,7 @@ DIMENSIONS = (
     ("H1, loops", "^", "#D55E00"),
 )
 
-# Okabe and Ito's colours but the yellow, which is hard to see on white.
+#: Okabe and Ito's colours but the yellow, which is hard to see on white.
 METHOD_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#000000")
 # Line styles and markers have other periods than the colours: 28 methods differ in one of them,
 # and methods of one colour always in line and marker.
@@ -90,7 +91,7 @@ def persistence_figure(
     shown = min(len(clouds), limit)
     columns = min(4, math.ceil(math.sqrt(shown)))
     rows = math.ceil(shown / columns)
-    figure = _figure(2.4 * columns + 0.7, 2.6 * rows + 0.8)
+    figure = new_figure(2.4 * columns + 0.7, 2.6 * rows + 0.8)
     first: Axes | None = None
     top = 0.0
     for i in range(shown):
@@ -170,7 +171,7 @@ def distance_figure(
     size = len(phi)
     named = size <= NAMED_CLIENTS
     side = max(3.6, 0.26 * size) if named else 7.5
-    figure = _figure(side + 2.6, side + 1.6)
+    figure = new_figure(side + 2.6, side + 1.6)
     axes = figure.add_subplot()
     image = axes.imshow(distances, cmap="cividis", vmin=0.0, vmax=top, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
@@ -224,7 +225,7 @@ def curves_figure(comparison: Comparison, dataset: str) -> Figure:
         ValueError: no run on it has finished.
     """
     label = comparison.plan.dataset(dataset).label
-    figure = _figure(7.6, 4.4)
+    figure = new_figure(7.6, 4.4)
     axes = figure.add_subplot()
     drawn = []
     for i, method in enumerate(comparison.plan.methods):
@@ -295,7 +296,7 @@ def clients_figure(comparison: Comparison, dataset: str) -> Figure:
     shown = names[:NAMED_CLIENTS]
     # A row has room for its methods, and a gap to the next.
     height = len(shown) * (0.1 * len(methods) + 0.22)
-    figure = _figure(7.6, height + 1.3)
+    figure = new_figure(7.6, height + 1.3)
     axes = figure.add_subplot()
     rows = np.arange(len(shown))
     for place, (i, method) in enumerate(methods):
@@ -372,7 +373,8 @@ def _plain_text(texts: Sequence[Text]) -> None:
         text.set_parse_math(False)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches, made without pyplot."""
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -25,7 +25,18 @@ from . import __version__
 from .options import OptionError, Options, did_you_mean
 from .registry import Registry, algorithms, datasets, models
 
-__all__ = ["METHODS", "Choice", "Job", "Measurement", "Plan", "Spec", "Specs", "Task", "Training"]
+__all__ = [
+    "METHODS",
+    "Choice",
+    "Job",
+    "Measurement",
+    "Plan",
+    "Spec",
+    "Specs",
+    "Task",
+    "Training",
+    "seeds_of",
+]
 
 #: The rows of the paper's Table 1; what ``"all"`` stands for.
 METHODS = (
@@ -324,7 +335,7 @@ class Plan:
         return cls(
             _choices("algorithm", algorithms),
             _choices("dataset", datasets),
-            _seeds(seeds),
+            seeds_of(seeds),
             Training(**training),
             None if isinstance(model, str) and model == "auto" else Choice.of("model", model),
         )
@@ -375,7 +386,12 @@ def _choices(kind: str, given: Specs) -> tuple[Choice, ...]:
     return choices
 
 
-def _seeds(given: int | Iterable[int]) -> tuple[int, ...]:
+def seeds_of(given: int | Iterable[int]) -> tuple[int, ...]:
+    """The seeds that are meant: so many from 0, or these.
+
+    Raises:
+        OptionError: none, one that is no whole number, or one given twice.
+    """
     if isinstance(given, Integral) and not isinstance(given, bool):
         if given < 1:
             raise OptionError(f"{given} seeds: there must be at least one.")

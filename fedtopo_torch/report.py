@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .comparison import Comparison, LongRow
 from .runs import RunFolderError, write_atomically
 from .tables import Table
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_tables", "writing"]
 
 
 def write_report(comparison: Comparison, tables: Sequence[Table], folder: Path) -> list[Path]:
@@ -40,19 +41,10 @@ def write_report(comparison: Comparison, tables: Sequence[Table], folder: Path) 
     writer = csv.writer(long, lineterminator="\n")
     writer.writerow(LongRow._fields)
     writer.writerows(comparison.rows())
-    contents = {
-        "results.csv": long.getvalue(),
-        "tables.md": "\n\n".join(table.markdown() for table in tables) + "\n",
-        "tables.tex": "\n\n".join(table.latex() for table in tables) + "\n",
-        "tables.json": json.dumps([table.content() for table in tables], indent=2) + "\n",
-    }
-    for table in tables:
-        contents[f"table-{_slug(table.title)}.csv"] = table.csv()
-    files = []
-    try:
-        for name, text in contents.items():
-            files.append(folder / name)
-            write_atomically(files[-1], text.encode())
+    with writing(folder):
+        files = [folder / "results.csv"]
+        write_atomically(files[0], long.getvalue().encode())
+        files += write_tables(tables, folder)
         for dataset in comparison.plan.datasets:
             if not any(run.dataset == dataset.label and not run.error for run in comparison.runs):
                 continue
@@ -61,11 +53,40 @@ def write_report(comparison: Comparison, tables: Sequence[Table], folder: Path) 
             files += save_figure(curves, folder / f"curves-{name}")
             clients = clients_figure(comparison, dataset.label)
             files += save_figure(clients, folder / f"clients-{name}")
+    return files
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
+    """Write ``tables.md``, ``tables.tex`` and ``tables.json`` with all, and a CSV file for each.
+
+    Raises:
+        OSError: one of them can't be written.
+    """
+    contents = {
+        "tables.md": "\n\n".join(table.markdown() for table in tables) + "\n",
+        "tables.tex": "\n\n".join(table.latex() for table in tables) + "\n",
+        "tables.json": json.dumps([table.content() for table in tables], indent=2) + "\n",
+    }
+    for table in tables:
+        contents[f"table-{_slug(table.title)}.csv"] = table.csv()
+    for name, text in contents.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in contents]
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Tell which file of a folder could not be written.
+
+    Raises:
+        RunFolderError: instead of any OSError.
+    """
+    try:
+        yield
     except OSError as error:
         raise RunFolderError(
             f"can't write {error.filename or folder}: {error.strerror or error}."
         ) from error
-    return files
 
 
 def _slug(text: str) -> str:
