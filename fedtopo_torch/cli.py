@@ -869,7 +869,7 @@ def _changed(seeds: str, rounds: int) -> list[str]:
 
 def _print_reproduction(done: Any) -> None:
     """Every experiment: what it asks, what came out, and all tables."""
-    for section in done.sections():
+    for section in done.sections:
         out.print(f"\n[bold]{section.name}: {escape(section.title)}[/]\n")
         out.print(escape(section.question))
         for sentence in section.findings:

@@ -300,6 +300,17 @@ class Comparison:
             OptionError: the reference is not compared.
         """
         chosen = self.reference(reference)
+        label = chosen.label if chosen else None
+        if label not in self._summaries:
+            self._summaries[label] = self._summarised(chosen)
+        return list(self._summaries[label])
+
+    @cached_property
+    def _summaries(self) -> dict[str | None, list[Summary]]:
+        """By the label of the reference."""
+        return {}
+
+    def _summarised(self, chosen: Choice | None) -> list[Summary]:
         rows = []
         for dataset in self.plan.datasets:
             tests: dict[str, PairedTest] = {}

@@ -730,13 +730,31 @@ def execute(
 
     interrupted = False
     try:
-        if count > 1:
-            _in_processes(ordered, count, where, keep, tell)
-        else:
-            _in_this_process(ordered, where, keep, tell)
+        if count > 1 and where is not None and any(where.iterdir()):
+            # What is kept needs no processes, and these take seconds to start.
+            with _one_thread():
+                loader = _Loader(digests=True)
+                for task in ordered:
+                    found = _kept(task, loader, where)
+                    if found is not None:
+                        outcomes[keys[id(task)]] = found
+                        tell(task)
+        left = [task for task in ordered if keys[id(task)] not in outcomes]
+        if count > 1 and left:
+            _in_processes(left, min(count, len(left)), where, keep, tell)
+        elif left:
+            _in_this_process(left, where, keep, tell)
     except KeyboardInterrupt:
         interrupted = True
     return Execution(outcomes, interrupted, time.perf_counter() - begun, count)
+
+
+def _kept(task: Task, loader: _Loader, folder: Path) -> Outcome | None:
+    """What the folder has of a task; None also where its data don't load, which its run tells."""
+    try:
+        return _read(folder, task.key(loader(task).digest), task)
+    except Exception:
+        return None
 
 
 def _choices(tasks: Sequence[Task]) -> list[Choice]:

@@ -293,7 +293,8 @@ def number_text(value: float, digits: int) -> str:
     if not math.isfinite(value):
         return NONE
     # A diverging method's loss would break the column.
-    return f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.2e}"
+    # Adding zero takes the sign off a zero.
+    return f"{round(value, digits) + 0.0:.{digits}f}" if abs(value) < 1e4 else f"{value:.2e}"
 
 
 def _spread(spread: Spread, *, bold: bool) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,7 @@ FEDERATIONS: Mapping[str, Spec] = {
 }
 
 
+@cache
 def shown(method: str) -> str:
     """How tables call a method, with the warning that a reference needs."""
     own = algorithms[method]
@@ -99,27 +100,27 @@ class Setup:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measure:
-    """A measurement of federations, with every seed, or with the first few.
+    """A measurement of federations, with every seed.
 
     Attributes:
         function, parameters: see :class:`fedtopo_torch.plan.Measurement`.
-        datasets: by label.
-        seeds: how many at most; None is all.
+        datasets: specs by label.
     """
 
     function: Callable[..., dict[str, Any]]
     datasets: Mapping[str, Spec]
     parameters: Mapping[str, Any]
-    seeds: int | None = None
 
     def tasks(self, settings: Settings) -> list[Measurement]:
         """One measurement per federation and seed."""
         return [
-            Measurement(Choice.of("dataset", spec, label), self.function, seed, self.parameters)
-            for label, spec in self.datasets.items()
-            for seed in settings.seeds[: self.seeds]
+            Measurement(dataset, self.function, seed, self.parameters)
+            for dataset in (
+                Choice.of("dataset", spec, name) for name, spec in self.datasets.items()
+            )
+            for seed in settings.seeds
         ]
 
 
@@ -191,7 +192,7 @@ class Beside:
                 cells += beside_cells(metric.of(study, row), theirs, metric.digits)
             rows.append(tuple(cells))
         notes = [self.note] if self.note else []
-        notes.append(f"Mean ± std over {study.seeds_in_words}. {beside_note(self.place)}")
+        notes.append(f"Mean (± std) over {study.seeds_in_words}. {beside_note(self.place)}")
         others = study.settings.others()
         if others:
             notes.append(f"Not the paper's settings: {', '.join(others)}.")
@@ -240,13 +241,13 @@ class Study:
         experiment: its description.
         settings: it was run with.
         comparisons: of its setups, by name.
-        measured: all its measurements that ended.
+        measured: what its measures came to.
     """
 
     experiment: Experiment
     settings: Settings
     comparisons: Mapping[str, Comparison]
-    measured: tuple[Measured, ...]
+    measured: Mapping[Measure, Sequence[Measured]]
 
     @property
     def comparison(self) -> Comparison:
@@ -295,16 +296,17 @@ class Study:
         label = self.comparisons[row.setup].plan.method(row.method).label
         return self._summaries[row.setup, row.dataset, label]
 
-    def measurements(self, name: str, dataset: str) -> dict[int, dict[str, Any]]:
-        """Values of the measurements of this name that came to something, by seed."""
+    def measurements(self, measure: Measure, dataset: str) -> dict[int, dict[str, Any]]:
+        """What one of the measures came to on a federation, by seed; failures are left out."""
         return {
             each.seed: each.values
-            for each in self.measured
-            if (each.name, each.dataset) == (name, dataset) and each.error is None
+            for each in self.measured[measure]
+            if each.dataset == dataset and each.error is None
         }
 
     @property
     def failures(self) -> Sequence[Run | Measured]:
         """Trainings and measurements that failed."""
         runs = [run for comparison in self.comparisons.values() for run in comparison.failures]
-        return [*runs, *(each for each in self.measured if each.error is not None)]
+        measured = [each for own in self.measured.values() for each in own]
+        return [*runs, *(each for each in measured if each.error is not None)]

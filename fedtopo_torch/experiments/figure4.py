@@ -11,8 +11,7 @@ from ..comparison import Spread
 from ..paper import printed
 from ..tables import Cell, Column, Table, beside_cells, beside_columns, beside_note, text_cell
 from .description import REGIMES, Experiment, Row, Setup, Study
-from .metrics import rho_values
-from .table2 import OPTIMA
+from .metrics import OPTIMA, rho_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

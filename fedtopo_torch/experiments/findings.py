@@ -36,16 +36,22 @@ class Pair(NamedTuple):
 
 def pairs(tables: Iterable[Table]) -> Iterator[Pair]:
     """Every number of these tables that the paper has too, and ours is not missing."""
+    tables = list(tables)
     for table in tables:
-        metrics = [name[: -len("_ours")] for name in table.fields if name.endswith("_ours")]
-        keys = [
-            column.fields[0]
+        metrics = {
+            column.fields[0].removesuffix("_ours"): column.title.removesuffix(", ours")
             for column in table.columns
-            if not column.number and len(column.fields) == 1
-        ]
+            if column.fields and column.fields[0].endswith("_ours")
+        }
+        keys = {c.title: c.fields[0] for c in table.columns if c.fields and not c.number}
+        start = [table.title.partition(":")[0]] if len(tables) > 1 else []
         for record in table.records():
-            where = ", ".join(str(record[key]) for key in keys)
-            for metric in metrics:
+            named = [
+                f"{title} {record[key]}" if len(keys) > 1 else str(record[key])
+                for title, key in keys.items()
+            ]
+            where = ", ".join([*start, *named])
+            for metric, title in metrics.items():
                 values = [
                     record[f"{metric}_{part}"]
                     for part in ("ours", "ours_std", "paper", "paper_std")
@@ -54,8 +60,7 @@ def pairs(tables: Iterable[Table]) -> Iterator[Pair]:
                     math.nan if value is None else float(value) for value in values
                 )
                 if not (math.isnan(ours) or math.isnan(paper)):
-                    name = metric.replace("_", "-")
-                    yield Pair(where, name, ours, ours_std, paper, paper_std)
+                    yield Pair(where, title, ours, ours_std, paper, paper_std)
 
 
 def agreement(tables: Sequence[Table], seeds: int, close: float = CLOSE) -> str:

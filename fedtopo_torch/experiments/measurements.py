@@ -104,9 +104,12 @@ def contraction(
 
 
 def drift(
-    federation: Federation, seed: int, *, l2: float, local_steps: Sequence[int]
+    federation: Federation, seed: int, *, l2: float, local_steps: Sequence[int], share: float
 ) -> dict[str, Any]:
     """What several local steps cost each cluster at alpha = 0, beside the bound.
+
+    Args:
+        share: step size eta, as a share of 1/L, in (0, 1].
 
     Returns:
         ``step`` eta (tau - 1) per tau ``[T]``; ``bias`` |theta*_j(tau) - theta*_j| and ``bound``
@@ -114,16 +117,16 @@ def drift(
     """
     c = _clustered(federation, seed, l2)
     optima = c.losses.cluster_optima(c.labels, c.weights)
-    smoothness = float(c.losses.smoothness().max())
+    smoothness, eta = float(c.losses.smoothness().max()), share * c.eta
     found: dict[str, Any] = {"step": [], "bias": [], "bound": []}
     for steps in local_steps:
-        end = fixed_point(c.losses, c.labels, c.weights, 0.0, c.eta, steps)
+        end = fixed_point(c.losses, c.labels, c.weights, 0.0, eta, steps)
         lengths = np.linalg.norm(c.losses.gradient(end[c.labels]), axis=1)
         gradients = np.bincount(c.labels, c.within * lengths)
-        found["step"].append(c.eta * (steps - 1))
+        found["step"].append(eta * (steps - 1))
         found["bias"].append(np.linalg.norm(end - optima, axis=1).tolist())
         found["bound"].append(
-            [drift_bound(c.eta, steps, smoothness, l2, float(g)) for g in gradients]
+            [drift_bound(eta, steps, smoothness, l2, float(g)) for g in gradients]
         )
     return found
 

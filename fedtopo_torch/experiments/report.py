@@ -64,7 +64,7 @@ def write_reproduction(done: Reproduction, folder: Path, command: Sequence[str])
     files: list[Path] = []
     written = []
     with writing(folder):
-        for section in done.sections():
+        for section in done.sections:
             own = folder / section.name
             own.mkdir(exist_ok=True)
             files += write_tables(section.tables, own)

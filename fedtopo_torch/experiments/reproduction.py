@@ -1,7 +1,7 @@
 """Runs the paper's experiments, and makes of each a section of the report.
 
 done = reproduce(["table3", "figure4"], folder="runs/reproduce/parts")
-for section in done.sections():
+for section in done.sections:
     print(section.title, section.findings)
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,8 @@ class Reproduction:
         """Trainings and measurements that failed, each once."""
         return [o for o in self.execution.outcomes.values() if o.error is not None]
 
-    def sections(self) -> list[Section]:
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
         """The report's sections.
 
         Raises:
@@ -97,7 +99,7 @@ class Reproduction:
         """
         if self.interrupted:
             raise ValueError("interrupted: run it again, it goes on where it stopped.")
-        return [Section.of(study) for study in self.studies]
+        return tuple(Section.of(study) for study in self.studies)
 
     def failures_table(self) -> Table | None:
         """Every failure with its reason; None where there is none."""
@@ -151,16 +153,18 @@ def reproduce(
     plans = [
         {name: setup.plan(settings) for name, setup in own.setups.items()} for own in experiments
     ]
-    measured = [[t for m in own.measures for t in m.tasks(settings)] for own in experiments]
+    measured = [{m: m.tasks(settings) for m in own.measures} for own in experiments]
     tasks: list[Task] = [job for own in plans for plan in own.values() for job in plan.jobs()]
-    tasks += [task for own in measured for task in own]
+    tasks += [task for own in measured for its_tasks in own.values() for task in its_tasks]
     done = execute(tasks, processes=processes, folder=folder, on_progress=on_progress)
     studies = []
     for own, its_plans, its_measures in zip(experiments, plans, measured, strict=True):
         comparisons = {
             name: Comparison.of_execution(plan, done) for name, plan in its_plans.items()
         }
-        outcomes = (done.measured(task) for task in its_measures)
-        ended = tuple(outcome for outcome in outcomes if outcome is not None)
+        ended = {
+            measure: [found for task in its_tasks if (found := done.measured(task)) is not None]
+            for measure, its_tasks in its_measures.items()
+        }
         studies.append(Study(own, settings, comparisons, ended))
     return Reproduction(settings, tuple(studies), done)

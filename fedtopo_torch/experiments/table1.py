@@ -58,7 +58,7 @@ def _findings(study: Study) -> list[str]:
         said.append(
             f"{text}{len(set(marked) & set(worse))}."
             if marked
-            else f"{text.rpartition('Of the')[0]}The paper's marks there are not legible or none."
+            else f"{text.rpartition('Of the')[0]}The paper marks none there that we could read."
         )
     return said
 

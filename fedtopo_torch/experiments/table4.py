@@ -103,7 +103,7 @@ def _table(study: Study) -> list[Table]:
     notes = (
         f"Floats of one client in one round, counted from the messages on federation (A); p = {p} "
         f"parameters, M = {entry('table5')['n_clusters']}; int: integers; once: before round 1. "
-        f"gap in floats a round. {beside_note('Table 4')}",
+        f"{beside_note('Table 4')}",
     )
     return [Table("What one client sends (up) and receives (down)", columns, tuple(cells), notes)]
 
