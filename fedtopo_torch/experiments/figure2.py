@@ -104,9 +104,10 @@ CHECKS = (
         lambda v: v <= 1 + SLACK,
     ),
     ("(b) largest bias / bound", "at most 1", FULL, _drift_ratio, lambda v: v <= 1),
-    ("(b) the same, eta / 100", "at most 1", SMALL, _drift_ratio, lambda v: v <= 1),
-    ("(b) slope of the bias, log-log, eta / 100", "1", SMALL, _drift_slope, _about_one),
-    ("(b) slope of the bias, log-log", "1 for small steps", FULL, _drift_slope, _about_one),
+    ("(b) largest bias / bound, eta / 100", "at most 1", SMALL, _drift_ratio, lambda v: v <= 1),
+    # Linear growth is for small eta (tau - 1); later the bias saturates.
+    ("(b) slope of the bias, eta of training", "less than 1", FULL, _drift_slope, lambda v: v < 1),
+    ("(b) slope of the bias, eta / 100", "about 1", SMALL, _drift_slope, _about_one),
     ("(c) alphas between the predictions", "all", BLENDING, _between, lambda v: v == 1),
 )
 
@@ -232,8 +233,8 @@ EXPERIMENT = Experiment(
     question="Do the theorems hold in numbers? (a) The distance to the fixed point falls at least "
     "as fast as q^t, q = (1 - eta mu)^tau, for the calibrated alpha. (b) Without blending, the "
     "bias of tau local steps grows like eta (tau - 1), as long as that is small, and stays below "
-    "its bound. (c) Blending keeps the fraction of the spread between clusters that a common Hessian would predict, "
-    "between its smallest (dashed) and median (dotted) eigenvalue.",
+    "its bound. (c) Blending keeps the fraction of the spread between clusters that a common "
+    "Hessian would predict, between its smallest (dashed) and median (dotted) eigenvalue.",
     measures=(CONTRACTION, SMALL, FULL, BLENDING),
     more=_table,
     findings=_findings,
