@@ -820,11 +820,11 @@ def reproduce(
 ) -> None:
     with _reported(debug):
         from .experiments import names_of
+        from .plan import seeds_of
         from .runs import comparison_folder
 
-        chosen = names_of(names)
-        wanted = _seeds(seeds)
-
+        # Before the imports that take seconds.
+        chosen, wanted = names_of(names), seeds_of(_seeds(seeds))
         from .experiments.report import write_reproduction
         from .experiments.reproduction import reproduce as run
         from .monitor import Counter
