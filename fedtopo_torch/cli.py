@@ -83,6 +83,7 @@ Seeds = Annotated[str, typer.Option(help="How many (10 is 0 to 9), or which, sep
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
 ]
+<<<<<<< HEAD
 LocalEpochs = Annotated[
     int | None,
     typer.Option(min=1, help="Instead of --local-steps: passes over a client's records."),
@@ -95,6 +96,8 @@ Participation = Annotated[
     float, typer.Option(help="Fraction of clients that take part in a round, above 0.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto for the best there is.")]
+=======
+>>>>>>> cf175c3ea908412c59ba5c95a750d8c7bf4030de
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -909,11 +912,19 @@ def reproduce(
 ) -> None:
     with _reported(debug):
         from .experiments import names_of
+<<<<<<< HEAD
         from .runs import comparison_folder
 
         chosen = names_of(names)
         wanted = _seeds(seeds)
 
+=======
+        from .plan import seeds_of
+        from .runs import comparison_folder
+
+        # Before the imports that take seconds.
+        chosen, wanted = names_of(names), seeds_of(_seeds(seeds))
+>>>>>>> cf175c3ea908412c59ba5c95a750d8c7bf4030de
         from .experiments.report import write_reproduction
         from .experiments.reproduction import reproduce as run
         from .monitor import Counter

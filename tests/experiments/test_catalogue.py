@@ -145,14 +145,12 @@ def source():
 
 def test_tables_1_to_6_are_the_papers(source):
     table = source["table1"]
-    columns = [column.split(".") for column in table["columns"]]
     for method, values in table.items():
         if method in NAMES:
-            cells = (
-                values.items() if isinstance(values, dict) else zip(columns, values, strict=True)
-            )
-            for place, value in cells:
-                dataset, metric = place.split(".") if isinstance(place, str) else place
+            if isinstance(values, list):
+                values = dict(zip(table["columns"], values, strict=True))
+            for place, value in values.items():
+                dataset, metric = place.split(".")
                 assert entry("table1", dataset, NAMES[method], metric) == value
     for dataset, methods in table["significantly_worse_than_pTopoFL"].items():
         assert entry("significantly_worse", dataset) == [NAMES[method] for method in methods]
