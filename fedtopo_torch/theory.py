@@ -5,7 +5,14 @@ Setting: F_k mu-strongly convex and L-smooth, step size eta <= 1/L, tau local st
 
 from __future__ import annotations
 
-__all__ = ["calibrated_alpha", "contraction_factor"]
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["calibrated_alpha", "contraction_factor", "within_share"]
 
 
 def contraction_factor(eta: float, mu: float, local_steps: int) -> float:
@@ -32,3 +39,29 @@ def calibrated_alpha(abar: float, eta: float, mu: float, local_steps: int) -> fl
         return 1.0
     q = contraction_factor(eta, mu, local_steps)
     return abar * (1 - q) / (1 - abar * q)
+
+
+def within_share(optima: ArrayLike, labels: ArrayLike, shares: ArrayLike) -> float:
+    """rho(C), the part of the clients' disagreement that a partition leaves within its clusters.
+
+    rho = sum_k p_k |theta*_k - mean of its cluster|^2 / sum_k p_k |theta*_k - global mean|^2, means
+    weighted by p. 0: each cluster agrees on one optimum; 1: clusters explain nothing.
+
+    Args:
+        optima: theta*_k, each client's own optimum ``[K, p]``.
+        labels: cluster of each client ``[K]``.
+        shares: p_k ``[K]``, positive.
+
+    Returns:
+        rho in [0, 1]; NaN where all optima are the same.
+    """
+    theta, p = np.asarray(optima, dtype=np.float64), np.asarray(shares, dtype=np.float64)
+
+    def spread(groups: np.ndarray) -> float:
+        members = p * (groups == np.unique(groups)[:, None])
+        means = members @ theta / members.sum(axis=1, keepdims=True)
+        nearest = means[np.unique(groups, return_inverse=True)[1].reshape(-1)]
+        return float(p @ np.square(theta - nearest).sum(axis=1))
+
+    total = spread(np.zeros(len(theta)))
+    return spread(np.asarray(labels)) / total if total > 0 else float("nan")
