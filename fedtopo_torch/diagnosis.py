@@ -41,7 +41,9 @@ __all__ = [
     "ColumnEffect",
     "Diagnosis",
     "Pilot",
+    "advise",
     "column_groups",
+    "described_clouds",
     "diagnose",
     "hold_outs_of",
     "members",
@@ -438,12 +440,8 @@ class _Work:
         return len(self.federation) * len(self.tried) <= MOST_HALVES
 
     def clouds(self, scale: str, without: Sequence[int] = ()) -> list[NDArray[np.float64]]:
-        """Training features in their own or in pooled units, some columns left out."""
-        clouds = self.federation.clouds
-        if scale == "pooled":
-            moments = self.federation.moments
-            mean, divisor = moments.mean.numpy(), moments.scale().numpy()
-            clouds = [(cloud - mean) / divisor for cloud in clouds]
+        """Training features as described, some columns left out."""
+        clouds = described_clouds(self.federation, scale)
         return [np.delete(cloud, list(without), axis=1) for cloud in clouds] if without else clouds
 
     def describe(self, clouds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -451,6 +449,14 @@ class _Work:
 
     def halves(self, clouds: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         return topology.halves(clouds, self.federation.names, **self.settings)
+
+
+def described_clouds(federation: Federation, scale: str) -> list[NDArray[np.float64]]:
+    """Training features ``[n_k, d]`` in their own units, or with ``"pooled"`` standardised."""
+    if scale == "raw":
+        return federation.clouds
+    mean, divisor = federation.moments.mean.numpy(), federation.moments.scale().numpy()
+    return [(cloud - mean) / divisor for cloud in federation.clouds]
 
 
 def column_groups(

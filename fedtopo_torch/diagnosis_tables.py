@@ -22,15 +22,8 @@ __all__ = [
 
 #: Up to so many clients the matrix of distances is a table; the figure shows any number.
 MATRIX_CLIENTS = 10
-#: The coordinates of a descriptor that are no curve.
-SUMMARIES = (
-    ("entropy H0", "entropy_0"),
-    ("entropy H1", "entropy_1"),
-    ("amplitude H0", "amplitude_0"),
-    ("amplitude H1", "amplitude_1"),
-    ("bars H0", "count_0"),
-    ("bars H1", "count_1"),
-)
+#: The coordinates of a descriptor that are no curve, in dimensions 0 and 1.
+SUMMARIES = (("entropy", "entropy"), ("amplitude", "amplitude"), ("bars", "count"))
 METHODS = {"alone": "alone (Local)", "together": "together (FedAvg)", "cluster": "clusters"}
 
 
@@ -60,18 +53,18 @@ def clients_table(diagnosis: Diagnosis, limit: int | None = None) -> Table:
     columns = (
         Column("client", ("client",), number=False),
         Column("records", ("records",)),
-        *(Column(title, (field,)) for title, field in SUMMARIES),
+        *(Column(f"{title} H0 / H1", (f"{key}_0", f"{key}_1")) for title, key in SUMMARIES),
         Column("mean distance", ("mean_distance",)),
         Column("trust", ("trust", "z", "flagged")),
         Column("cluster", ("cluster",)),
     )
-    at = [FEATURE_NAMES.index(field) for _, field in SUMMARIES]
+    at = [[FEATURE_NAMES.index(f"{key}_{h}") for h in (0, 1)] for _, key in SUMMARIES]
     labels = diagnosis.clustering.labels
     rows = tuple(
         (
             Cell(name, (name,)),
             Cell(f"{diagnosis.n[k]:,}", (diagnosis.n[k],)),
-            *(_number(float(diagnosis.phi[k, j]), 3) for j in at),
+            *(_pair(*map(float, diagnosis.phi[k, pair])) for pair in at),
             _number(float(diagnosis.delta[k]), 3),
             Cell(
                 f"{diagnosis.trust[k]:.2f}",
@@ -231,7 +224,6 @@ def columns_table(diagnosis: Diagnosis) -> Table:
         notes.append("One-hot features of one column (COLUMN=category) are left out together.")
     if diagnosis.columns_left_out:
         notes.append(f"Columns: {diagnosis.columns_left_out}.")
-    notes += diagnosis.findings
     return Table("What the distances depend on", columns, rows, tuple(notes))
 
 
@@ -325,6 +317,10 @@ def _shown(value: float | None, digits: int, sign: bool = False) -> str:
 
 def _number(value: float | None, digits: int, sign: bool = False) -> Cell:
     return Cell(_shown(value, digits, sign), (value,))
+
+
+def _pair(first: float, second: float) -> Cell:
+    return Cell(f"{first:.3f} / {second:.3f}", (first, second))
 
 
 def _radius(radius: float | None) -> Cell:
