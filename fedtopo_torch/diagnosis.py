@@ -32,6 +32,7 @@ from .models.logistic import default_model
 from .options import OptionError
 from .randomness import generator
 from .theory import within_share
+from .topology import MIN_RECORDS
 from .topology.partition import MAX_CLUSTERS, MIN_REPRODUCIBILITY
 from .trainer import Result, Trainer
 
@@ -334,7 +335,8 @@ def diagnose(
     delta, scores = topology.outlyingness(phi, "robust" if method.trust == "off" else method.trust)
     trust = topology.trust_weights(phi, method.trust, federation.train.n.numpy())
     names = federation.names
-    findings = _findings(names, m, labels, choice, columns, units, method.scale)
+    few = [name for name, n in zip(names, federation.train.n, strict=True) if n < MIN_RECORDS]
+    findings = _findings(names, m, labels, choice, columns, units, method.scale, few)
     carriers = [column.name for column in columns if column.carries]
     return Diagnosis(
         name=federation.name,
@@ -361,7 +363,7 @@ def diagnose(
         pilot=pilot,
         no_pilot=no_pilot,
         findings=findings,
-        advice=advise(names, choice, m, labels, pilot, no_pilot, carriers),
+        advice=advise(names, choice, m, labels, pilot, no_pilot, carriers, few),
     )
 
 
@@ -430,8 +432,8 @@ class _Work:
         largest = sorted(names, key=lambda name: -self.shares[name])[:limit]
         return largest, (
             f"tried are the {limit} of {len(names)} columns with the largest share of the "
-            f"features' variance: at most {MOST_COLUMNS}, and at most {MOST_DESCRIPTORS:,} "
-            f"descriptors of clients"
+            f"features' variance (at most {MOST_COLUMNS} columns, and {MOST_DESCRIPTORS:,} "
+            f"descriptors of clients in all)"
         )
 
     @property
@@ -766,9 +768,14 @@ def members(names: Sequence[str], labels: Sequence[int], limit: int = 5) -> str:
     return " | ".join(told)
 
 
-def _listed(words: Sequence[str], last: str = "and") -> str:
+def _some(words: Sequence[str], limit: int = 10) -> str:
+    """``a, b and c``, of many the first and how many more."""
+    return _listed([*words[:limit], *([f"{len(words) - limit} more"] if words[limit:] else [])])
+
+
+def _listed(words: Sequence[str]) -> str:
     """``a, b and c``."""
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _findings(
@@ -779,11 +786,18 @@ def _findings(
     columns: Sequence[ColumnEffect],
     units: ColumnEffect | None,
     scale: str,
+    few: Sequence[str],
 ) -> tuple[str, ...]:
     """What drives the distances and carries the partition, in sentences."""
     told = []
+    if few:
+        told.append(
+            f"Fewer than {MIN_RECORDS} training records: {_some(few)}. Such descriptors are noisy "
+            f"and not comparable to the others'."
+        )
     changes = [(column.name, column.change) for column in columns if column.change is not None]
-    if len(changes) > 1:
+    # Of two clients there is one distance, and no pattern.
+    if len(changes) > 1 and len(names) > 2:
         (first, largest), (second, next_largest) = changes[:2]
         told.append(
             f"The pattern of the distances depends most on {first}: {largest:.0%} of it is another "
@@ -795,7 +809,7 @@ def _findings(
     if agreement < MIN_REPRODUCIBILITY:
         told.append(
             f"The partition into {m} clusters is not reproducible (half-split ARI "
-            f"{agreement:.2f}), so what columns and units do to it is chance."
+            f"{agreement:.2f}), so what columns and units do to it may be chance."
         )
         return tuple(told)
     clusters = f"the partition into {m} clusters, {members(names, labels)}"
@@ -805,7 +819,7 @@ def _findings(
             f"{carriers[0].name} carries {clusters}: without it {_other(names, carriers[0])}."
         )
     elif carriers:
-        each = _listed([f"{column.name} (ARI {column.agreement:.2f})" for column in carriers])
+        each = _some([f"{column.name} (ARI {column.agreement:.2f})" for column in carriers])
         told.append(f"{each} carry {clusters}: without any one of them it is another one.")
     elif columns:
         least = min(column.agreement for column in columns if column.agreement is not None)
@@ -838,6 +852,7 @@ def advise(
     pilot: Pilot | None,
     no_pilot: str = "",
     carriers: Sequence[str] = (),
+    few: Sequence[str] = (),
 ) -> Advice:
     """One sentence of advice, and the rule behind it.
 
@@ -854,7 +869,8 @@ def advise(
     than one model for all; where they are not consistently better than training alone, the
     sentence says so. Hold-outs share most of their training records, so "in 5 of 5" is no
     significance test. Evidence from fewer than 5 clients, fewer than 200 held-out records, a single
-    hold-out, or clients mostly of fewer than 20 records is called thin.
+    hold-out, clients mostly of fewer than 20 records, or a partition with a cluster of such clients
+    only is called thin.
 
     Args:
         names: of clients ``[K]``.
@@ -864,6 +880,7 @@ def advise(
         pilot: or None.
         no_pilot: why there is none.
         carriers: columns that carry the partition.
+        few: clients of fewer than 20 training records.
     """
     if pilot is None:
         if len(names) == 1:
@@ -909,8 +926,9 @@ def advise(
     if kind == "cluster" and not pilot.beats("cluster", "alone"):
         sentence += ", so training alone may do as well"
     if reproducible and carriers:
-        sentence += f"; look at {_listed(carriers)} first, which carries the partition"
-    thin = _thin(names, pilot)
+        verb = "carries" if len(carriers) == 1 else "each carry"
+        sentence += f"; look at {_some(carriers)} first, which {verb} the partition"
+    thin = _thin(names, labels if reproducible else None, pilot, few)
     if thin:
         sentence += f"; the evidence is thin ({_listed(thin)})"
     return Advice(kind, m if kind == "cluster" and m is not None else 1, sentence + ".", thin)
@@ -933,7 +951,10 @@ def _decide(pilot: Pilot, reproducible: bool) -> tuple[Kind, list[str]]:
     return (standing[0] if len(standing) == 1 else "unclear"), standing  # type: ignore[return-value]
 
 
-def _thin(names: Sequence[str], pilot: Pilot) -> tuple[str, ...]:
+def _thin(
+    names: Sequence[str], labels: Sequence[int] | None, pilot: Pilot, few: Sequence[str]
+) -> tuple[str, ...]:
+    """Why evidence is thin; ``labels`` where a partition is part of it."""
     reasons = []
     if len(names) < FEW_CLIENTS:
         reasons.append(f"{len(names)} clients")
@@ -941,6 +962,10 @@ def _thin(names: Sequence[str], pilot: Pilot) -> tuple[str, ...]:
         reasons.append(f"{sum(pilot.records)} held-out records")
     if len(pilot.records) < 2:
         reasons.append("one hold-out")
-    if float(np.median(pilot.n)) < topology.MIN_RECORDS:
-        reasons.append(f"most clients have fewer than {topology.MIN_RECORDS} records")
+    if 2 * len(few) > len(names):
+        reasons.append(f"most clients have fewer than {MIN_RECORDS} records")
+    elif few and labels is not None:
+        others = {label for name, label in zip(names, labels, strict=True) if name not in few}
+        if others != set(labels):
+            reasons.append(f"a cluster of clients with fewer than {MIN_RECORDS} records only")
     return tuple(reasons)
