@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .comparison import Comparison, LongRow
 from .diagnosis import Diagnosis
 from .runs import DIAGNOSIS, RunFolderError, diagnosis_files, write_atomically, write_json
-from .tables import Table
+from .tables import Table, markdown_text
 
 __all__ = ["write_diagnosis", "write_report"]
 
@@ -110,10 +110,10 @@ def write_diagnosis(
         ),
     }
     paragraphs = [
-        f"# Diagnosis of {diagnosis.name}",
-        f"**{diagnosis.advice.sentence}**",
-        *diagnosis.findings,
-        *(f"Note: {note}" for note in notes),
+        f"# Diagnosis of {markdown_text(diagnosis.name)}",
+        f"**{markdown_text(diagnosis.advice.sentence)}**",
+        *map(markdown_text, diagnosis.findings),
+        *(f"Note: {markdown_text(note)}" for note in notes),
         *(table.markdown().rstrip() for table in tables),
         *(f"![{name}]({name}.png)" for name in figures),
     ]
