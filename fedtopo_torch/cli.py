@@ -740,10 +740,10 @@ def diagnose(
             )
         finally:
             counter.close()
-        seconds = time.perf_counter() - begun
         clouds = described_clouds(federation, method.scale)
         with _uninterrupted():
             write_diagnosis(diagnosis, clouds, diagnosis_tables(diagnosis), place, source.notes)
+        seconds = time.perf_counter() - begun
         for table in diagnosis_tables(diagnosis, limit=20):
             out.print()
             out.print(table.rich())

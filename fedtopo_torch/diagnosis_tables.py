@@ -157,7 +157,7 @@ def partitions_table(diagnosis: Diagnosis) -> Table:
     if diagnosis.clustering.as_good is not None and diagnosis.clustering.n_clusters > 1:
         notes.append(
             f"M = {diagnosis.clustering.n_clusters}: {diagnosis.clustering.as_good:.0%} of the "
-            f"random partitions explain as much or more."
+            f"random partitions, among which it may be itself, explain as much or more."
         )
     elif diagnosis.clustering.explained is None:
         notes.append("The clients' own optima are the same: there is no disagreement to explain.")
