@@ -468,21 +468,29 @@ def column_groups(
 
     Features called ``COLUMN=...`` (as the folder dataset calls them) are one column, COLUMN being
     what comes before the first ``=``, if there are at least two of them and they hold nothing but
-    0 and 1. Every other feature is a column of its own.
+    0 and 1. Every other feature is a column of its own; features of one name are one column.
 
     Args:
         names: of the features ``[d]``.
         clouds: K arrays ``[n_k, d]``.
 
     Returns:
-        column -> positions of its features, in the order of first appearance.
+        column -> positions of its features, in the order of first appearance. One-hot features are
+        called ``COLUMN=`` where another feature is called COLUMN.
     """
-    together: dict[str, list[int]] = {}
+    together: dict[tuple[str, bool], list[int]] = {}
     for j, name in enumerate(names):
         column, equals, _ = name.partition("=")
-        binary = equals and all(np.isin(cloud[:, j], (0.0, 1.0)).all() for cloud in clouds)
-        together.setdefault(column if binary else name, []).append(j)
-    return {column if len(at) > 1 else names[at[0]]: tuple(at) for column, at in together.items()}
+        binary = bool(equals) and all(np.isin(cloud[:, j], (0.0, 1.0)).all() for cloud in clouds)
+        together.setdefault((column if binary else name, binary), []).append(j)
+    groups = {}
+    for (column, binary), at in together.items():
+        if len(at) == 1:
+            column = names[at[0]]
+        elif binary and column in names:
+            column = f"{column}="
+        groups[column] = tuple(at)
+    return groups
 
 
 def _feature_names(federation: Federation) -> tuple[str, ...]:

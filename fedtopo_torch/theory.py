@@ -53,7 +53,10 @@ def within_share(optima: ArrayLike, labels: ArrayLike, shares: ArrayLike) -> flo
         shares: p_k ``[K]``, positive.
 
     Returns:
-        rho in [0, 1]; NaN where all optima are the same.
+        rho in [0, 1].
+
+    Raises:
+        ValueError: all optima are the same, so that rho is not defined.
     """
     theta, p = np.asarray(optima, dtype=np.float64), np.asarray(shares, dtype=np.float64)
 
@@ -64,4 +67,6 @@ def within_share(optima: ArrayLike, labels: ArrayLike, shares: ArrayLike) -> flo
         return float(p @ np.square(theta - nearest).sum(axis=1))
 
     total = spread(np.zeros(len(theta)))
-    return spread(np.asarray(labels)) / total if total > 0 else float("nan")
+    if total == 0:
+        raise ValueError("all client optima are equal: rho is not defined.")
+    return spread(np.asarray(labels)) / total

@@ -491,3 +491,13 @@ def test_diagnose_refuses_bad_usage(fedtopo, arguments, message):
     assert message in said(result)
     assert [path.name for path in Path("runs").iterdir()] == ["thesis"]
     assert not any(Path("runs/thesis").iterdir())
+
+
+def test_diagnose_stopped_by_ctrl_c_leaves_nothing(fedtopo, monkeypatch):
+    def stop(self, done, total, last):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(monitor.Counter, "__call__", stop)
+    result = fedtopo("diagnose")
+    assert result.exit_code == 130 and "nothing was written" in said(result)
+    assert not Path("runs").exists()

@@ -91,6 +91,9 @@ def test_one_hot_features_of_a_column_are_one_group():
         "dose=day": (4,),
         "ward=b": (5,),  # alone
     }
+    # A plain column may be called like the source of one-hot features.
+    both = column_groups(["sex", "sex=f", "sex=m"], [np.column_stack([numbers[:, 0], onehot])])
+    assert both == {"sex": (0,), "sex=": (1, 2)}
 
 
 def test_size_and_pattern_of_changed_distances():
@@ -458,6 +461,20 @@ def test_progress_is_counted_to_the_end():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(OptionError, match=re.escape(message)):
         diagnose(build([20] * 4), **options)
+
+
+def test_too_many_clients_are_refused(monkeypatch):
+    monkeypatch.setattr("fedtopo_torch.diagnosis.MOST_CLIENTS", 3)
+    with pytest.raises(OptionError, match="4 clients: all pairs are compared, so at most 3"):
+        diagnose(build([20] * 4))
+
+
+def test_corrupted_clients_train_and_do_not_count():
+    clients = [Client(f"c{k}", records(20, seed=k), honest=k > 0) for k in range(4)]
+    found = diagnose(Federation(clients), **QUICK).pilot
+    assert found.n == (20,) * 4 and found.records == (30, 30)
+    for name, losses in found.clients.items():
+        assert found.mean(name) == pytest.approx(np.mean(losses[1:]), abs=1e-12)
 
 
 def test_a_number_of_clusters_may_be_asked_for():
