@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -83,7 +84,6 @@ Seeds = Annotated[str, typer.Option(help="How many (10 is 0 to 9), or which, sep
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time; one per core by default.")
 ]
-<<<<<<< HEAD
 LocalEpochs = Annotated[
     int | None,
     typer.Option(min=1, help="Instead of --local-steps: passes over a client's records."),
@@ -96,8 +96,6 @@ Participation = Annotated[
     float, typer.Option(help="Fraction of clients that take part in a round, above 0.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto for the best there is.")]
-=======
->>>>>>> cf175c3ea908412c59ba5c95a750d8c7bf4030de
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -758,6 +756,89 @@ def inspect_(
             _print_warning(text)
 
 
+@app.command()
+def diagnose(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder of CSV files, one per client.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Federation; fed_heart_disease without a folder.")
+    ] = None,
+    target: Target = None,
+    positive: Positive = None,
+    test_size: TestSize = None,
+    set_: SetOption = None,
+    seed: Seed = 0,
+    pilot_rounds: Annotated[
+        int, typer.Option(min=1, help="Communication rounds of each pilot run.")
+    ] = 50,
+    hold_outs: Annotated[
+        int, typer.Option(min=2, help="Parts of the training records held out in turn.")
+    ] = 5,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the folder; by default diagnose-FEDERATION.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    debug: Debug = False,
+) -> None:
+    """Before any training: would clusters by descriptors help this federation, and why.
+
+    Looks at training records only. Options of --set are the data's, and those of ptopofl.
+    """
+    with _reported(debug):
+        if folder is not None and dataset is not None:
+            raise OptionError(f"give the folder {folder} or --dataset {dataset}, not both.")
+        from .algorithms.ptopofl import PTopoFL
+        from .datasets.folder import folder_dataset
+        from .diagnosis import AUTO, described_clouds
+        from .diagnosis import diagnose as compute
+        from .diagnosis_tables import diagnosis_tables
+        from .monitor import Counter
+        from .registry import datasets
+        from .report import write_diagnosis
+        from .runs import diagnosis_folder
+
+        cls: Any = (
+            datasets[dataset or "fed_heart_disease"] if folder is None else folder_dataset(folder)
+        )
+        given = _given(set_, target=target, positive=positive, test_size=test_size)
+        shares = _shares(given, {"algo": PTopoFL, "dataset": cls})
+        method = PTopoFL.model_validate({"n_clusters": AUTO.n_clusters, **shares["algo"]})
+        source = cls(**shares["dataset"])
+        place = diagnosis_folder(runs_dir, f"diagnose-{source.name}" if name is None else name)
+        federation = source.load(seed)
+        begun = time.perf_counter()
+        counter = Counter(out, "diagnose", "step", "descriptors")
+        try:
+            diagnosis = compute(
+                federation,
+                method=method,
+                seed=seed,
+                pilot_rounds=pilot_rounds,
+                hold_outs=hold_outs,
+                on_progress=counter,
+            )
+        finally:
+            counter.close()
+        clouds = described_clouds(federation, method.scale)
+        with _uninterrupted():
+            write_diagnosis(diagnosis, clouds, diagnosis_tables(diagnosis), place, source.notes)
+        seconds = time.perf_counter() - begun
+        for table in diagnosis_tables(diagnosis, limit=20):
+            out.print()
+            out.print(table.rich())
+        out.print()
+        for finding in diagnosis.findings:
+            out.print(escape(finding))
+        for note in source.notes:
+            out.print(f"[dim]Note: {escape(note)}[/]")
+        out.print(f"\n[bold]{escape(diagnosis.advice.sentence)}[/]\n")
+        out.print(
+            f"{seconds:.0f} s. Written to [bold]{escape(str(place))}[/]: report.md, tables as .csv "
+            f"and .json, figures as .png and .svg"
+        )
+
+
 @app.command("new-workspace")
 def new_workspace_(
     folder: Annotated[Path, typer.Argument(help="Where; made if missing.")],
@@ -912,19 +993,11 @@ def reproduce(
 ) -> None:
     with _reported(debug):
         from .experiments import names_of
-<<<<<<< HEAD
-        from .runs import comparison_folder
-
-        chosen = names_of(names)
-        wanted = _seeds(seeds)
-
-=======
         from .plan import seeds_of
         from .runs import comparison_folder
 
         # Before the imports that take seconds.
         chosen, wanted = names_of(names), seeds_of(_seeds(seeds))
->>>>>>> cf175c3ea908412c59ba5c95a750d8c7bf4030de
         from .experiments.report import write_reproduction
         from .experiments.reproduction import reproduce as run
         from .monitor import Counter

@@ -22,11 +22,7 @@ from numpy.typing import NDArray
 
 from .evaluation import POOLED
 from .execution import Execution, Progress, Run, execute
-<<<<<<< HEAD
 from .plan import METHODS, Choice, Job, Plan, Spec, Specs
-=======
-from .plan import METHODS, Choice, Job, Plan, Spec, Specs, Training
->>>>>>> cf175c3ea908412c59ba5c95a750d8c7bf4030de
 from .significance import TIE, PairedTest, against_reference
 from .trainer import Communication
 from .training import Training

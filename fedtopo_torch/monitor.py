@@ -138,36 +138,44 @@ class Progress:
 
 
 class Counter:
-    """Counts finished runs of a comparison: a bar on a terminal, elsewhere about ten lines.
+    """Counts what is finished of a long work: a bar on a terminal, elsewhere about ten lines.
 
     Args:
         console: where to write.
-        title: what is counted.
+        title: the work.
+        unit: what is counted.
+        start: what is done before the first has ended.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
-        self.console, self.title = console, title
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        unit: str = "run",
+        start: str = "starting the processes",
+    ) -> None:
+        self.console, self.title, self.unit = console, title, unit
         self._bar: Bar | None = None
         self._lines = 0
         if console.is_terminal and not console.is_dumb_terminal:
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
-                TextColumn("run {task.completed:.0f}/{task.total:.0f}", markup=False),
+                TextColumn(unit + " {task.completed:.0f}/{task.total:.0f}", markup=False),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 TextColumn("{task.fields[last]}", markup=False),
                 console=console,
             )
-            self._task = self._bar.add_task(title, total=None, last="starting the processes")
+            self._task = self._bar.add_task(title, total=None, last=start)
             self._bar.start()
 
     def __call__(self, done: int, total: int, last: str) -> None:
-        """``done`` of ``total`` runs have ended, the last of them being ``last``."""
+        """``done`` of ``total`` have ended, the last of them being ``last``."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, last=last)
         elif done == total or done * LINES // total > self._lines:
             self._lines = done * LINES // total
-            self.console.print(f"{self.title}  run {done}/{total}  {last}", markup=False)
+            self.console.print(f"{self.title}  {self.unit} {done}/{total}  {last}", markup=False)
 
     def close(self) -> None:
         """Leave the display as it is."""

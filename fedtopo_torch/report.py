@@ -1,4 +1,4 @@
-"""Writes a comparison into a folder: tables in every form, figures, and the long table."""
+"""Writes a comparison or a diagnosis into a folder: tables in every form, and figures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .comparison import Comparison, LongRow
-from .runs import RunFolderError, write_atomically
-from .tables import Table
+from .diagnosis import Diagnosis
+from .runs import DIAGNOSIS, RunFolderError, diagnosis_files, write_atomically, write_json
+from .tables import Table, markdown_text
 
-__all__ = ["write_report", "write_tables", "writing"]
+__all__ = ["write_diagnosis", "write_report", "write_tables", "writing"]
 
 
 def write_report(comparison: Comparison, tables: Sequence[Table], folder: Path) -> list[Path]:
@@ -87,6 +92,82 @@ def writing(folder: Path) -> Iterator[None]:
         raise RunFolderError(
             f"can't write {error.filename or folder}: {error.strerror or error}."
         ) from error
+
+
+def write_diagnosis(
+    diagnosis: Diagnosis,
+    clouds: Sequence[NDArray[np.float64]],
+    tables: Sequence[Table],
+    folder: Path,
+    notes: Sequence[str] = (),
+) -> list[Path]:
+    """Write a diagnosis, and remove what an earlier one left in the same folder.
+
+    ``report.md`` is for people: advice, findings, all tables and the figures. ``tables.json`` holds
+    the tables, each in ``table-NAME.csv`` too; ``distances`` and ``persistence`` are figures, as
+    PNG and SVG; ``diagnosis.json`` holds the settings, the advice and the names of the files.
+
+    Args:
+        diagnosis: of :func:`fedtopo_torch.diagnosis.diagnose`.
+        clouds: training features ``[n_k, d]`` of all clients, as they were described.
+        tables: of :func:`fedtopo_torch.diagnosis_tables.diagnosis_tables`.
+        folder: of :func:`fedtopo_torch.runs.diagnosis_folder`.
+        notes: what a reader should know of the data, a sentence each.
+
+    Returns:
+        the files.
+
+    Raises:
+        RunFolderError: one of them can't be written.
+    """
+    from . import __version__
+    from .figures import distance_figure, persistence_figure, save_figure
+
+    labels = diagnosis.clustering.labels
+    figures = {
+        "distances": distance_figure(diagnosis.phi, diagnosis.names, labels),
+        "persistence": persistence_figure(
+            clouds, diagnosis.names, diagnosis.settings["seed"], diagnosis.settings["n_sub"]
+        ),
+    }
+    paragraphs = [
+        f"# Diagnosis of {markdown_text(diagnosis.name)}",
+        f"**{markdown_text(diagnosis.advice.sentence)}**",
+        *map(markdown_text, diagnosis.findings),
+        *(f"Note: {markdown_text(note)}" for note in notes),
+        *(table.markdown().rstrip() for table in tables),
+        *(f"![{name}]({name}.png)" for name in figures),
+    ]
+    contents = {
+        "report.md": "\n\n".join(paragraphs) + "\n",
+        "tables.json": json.dumps([table.content() for table in tables], indent=2) + "\n",
+        **{f"table-{_slug(table.title)}.csv": table.csv() for table in tables},
+    }
+    names = [DIAGNOSIS, *contents, *(f"{name}.{e}" for name in figures for e in ("png", "svg"))]
+    told: dict[str, Any] = {
+        "federation": diagnosis.name,
+        "settings": diagnosis.settings,
+        "advice": vars(diagnosis.advice),
+        "findings": diagnosis.findings,
+        "files": names,
+        "fedtopo-torch": __version__,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = diagnosis_files(folder) or []
+        # First, so that what a full disk cuts off is still known as a diagnosis.
+        write_json(folder / DIAGNOSIS, told)
+        for name, text in contents.items():
+            write_atomically(folder / name, text.encode())
+        for name, figure in figures.items():
+            save_figure(figure, folder / name)
+        for stale in set(before) - set(names):
+            (folder / stale).unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"can't write {error.filename or folder}: {error.strerror or error}."
+        ) from error
+    return [folder / name for name in names]
 
 
 def _slug(text: str) -> str:

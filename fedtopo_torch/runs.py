@@ -30,6 +30,8 @@ __all__ = [
     "RunFolder",
     "RunFolderError",
     "comparison_folder",
+    "diagnosis_files",
+    "diagnosis_folder",
     "save",
     "summary",
     "write_atomically",
@@ -38,6 +40,8 @@ __all__ = [
 
 FILES = ("config.json", "results.csv", "results.json", "models.pt")
 LONGEST_NAME = 100
+#: What makes a folder a diagnosis.
+DIAGNOSIS = "diagnosis.json"
 
 
 class RunFolderError(OSError):
@@ -336,3 +340,34 @@ def comparison_folder(parent: Path, name: str) -> Path:
             f"can't make {path}: {error.strerror or error}. Choose another folder with --runs-dir."
         ) from error
     return path
+
+
+def diagnosis_folder(parent: Path, name: str) -> Path:
+    """The folder of a diagnosis, not made yet; an earlier diagnosis may be replaced.
+
+    Raises:
+        OptionError: the name can't be a folder's, or it is taken by something else.
+        RunFolderError: it can't be made.
+    """
+    path = parent / name
+    _check_name(name)
+    if os.path.lexists(path) and (path.is_symlink() or diagnosis_files(path) is None):
+        raise OptionError(
+            f"{path} is not a diagnosis (no {DIAGNOSIS} of one); choose another --name."
+        )
+    # Told before the work, not after it.
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise RunFolderError(f"can't write in {there}. Choose another folder with --runs-dir.")
+    return path
+
+
+def diagnosis_files(path: Path) -> list[str] | None:
+    """Names of the files of a diagnosis; None where the folder holds none."""
+    try:
+        told = json.loads((path / DIAGNOSIS).read_text())
+        files = [str(name) for name in told["files"]] if "fedtopo-torch" in told else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # Only plain names: a changed file must not lead out of the folder.
+    return None if files is None else [name for name in files if Path(name).name == name]

@@ -38,6 +38,7 @@ __all__ = [
     "clients_table",
     "comparison_tables",
     "failures_table",
+    "markdown_text",
     "number_cell",
     "number_text",
     "paper_table",
@@ -166,13 +167,13 @@ class Table:
 
     def markdown(self) -> str:
         """A GitHub table, the title above it in bold and the notes below."""
-        lines = [f"**{_markdown(self.title)}**", ""]
-        lines.append("| " + " | ".join(_markdown(c.title) for c in self.columns) + " |")
+        lines = [f"**{markdown_text(self.title)}**", ""]
+        lines.append("| " + " | ".join(markdown_text(c.title) for c in self.columns) + " |")
         lines.append("|" + "|".join("--:" if c.number else ":--" for c in self.columns) + "|")
         for row in self.rows:
             lines.append("| " + " | ".join(map(_markdown_cell, row)) + " |")
         for note in self.notes:
-            lines += ["", _markdown(note)]
+            lines += ["", markdown_text(note)]
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
@@ -257,7 +258,8 @@ _LATEX = {
 }
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
     return "".join(_MARKDOWN.get(c, c) for c in text)
 
 
@@ -266,7 +268,7 @@ def _latex(text: str) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = f"**{_markdown(cell.text)}**" if cell.bold else _markdown(cell.text)
+    text = f"**{markdown_text(cell.text)}**" if cell.bold else markdown_text(cell.text)
     return f"{text} {cell.mark}" if cell.mark else text
 
 

@@ -412,3 +412,92 @@ def test_inspect_and_new_workspace(fedtopo):
         assert piece in said(result)
     assert fedtopo("inspect", "mine/datasets/three_clinics").exit_code == 2
     assert fedtopo("new-workspace", "mine").exit_code == 2
+
+
+def test_diagnose_says_that_chol_carries_the_partition(fedtopo):
+    result = fedtopo("diagnose")
+    assert result.exit_code == 0, said(result)
+    text = said(result)
+    for piece in (
+        "diagnose step 19/19",
+        "n_clusters=auto takes M = 2",
+        "chol carries the partition into 2 clusters, {Cleveland, Hungary, VA Long Beach} | "
+        "{Switzerland}: without it",
+        "In standardised units the clusters are",
+        "Switzerland. A flag marks unusual data, not dishonesty",
+        "chol is 0 for every Swiss patient",
+        "Cluster, with M = 2:",
+        "the evidence is thin (4 clients)",
+    ):
+        assert piece in text
+    folder = Path("runs/diagnose-fed_heart_disease")
+    assert {"report.md", "tables.json", "distances.svg", "persistence.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    (columns,) = folder.glob("table-what-the-distances*.csv")
+    rows = {row["column"]: row for row in csv.DictReader(columns.read_text().splitlines())}
+    assert "Switzerland | " not in rows["sex"]["clusters"] and float(rows["sex"]["agreement"]) == 1
+    for without in ("chol", "all columns, standardised"):
+        assert "Switzerland" not in rows[without]["clusters"].split(" | ")
+
+
+SMALL = ["--pilot-rounds", "2", "--hold-outs", "2", "--set", "repeats=1"]
+
+
+def test_diagnose_your_own_files_and_again(fedtopo):
+    shutil.copytree(ROOT / "datasets", "datasets")
+    target = ["--target", "readmitted"]
+    by_folder = fedtopo("diagnose", "datasets/three_clinics", *target, *SMALL)
+    assert by_folder.exit_code == 0, said(by_folder)
+    assert "left out together" in said(by_folder) and "3 clients" in said(by_folder)
+    report = Path("runs/diagnose-three_clinics/report.md")
+    before = report.read_text()
+    by_name = fedtopo("diagnose", "--dataset", "three_clinics", *target, *SMALL)
+    assert by_name.exit_code == 0 and report.read_text() == before
+    other = fedtopo("diagnose", "datasets/three_clinics", *target, *SMALL, "--set", "scale=pooled")
+    assert other.exit_code == 0 and "all columns, own units" in report.read_text()
+
+
+def test_diagnose_cuts_long_tables_on_the_terminal_only(fedtopo):
+    result = fedtopo(
+        *("diagnose", "--dataset", "synthetic", "--set", "n_clients=24", *SMALL),
+        *("--set", "n_features=2", "--set", "regime=concept", "--set", "n_train_max=60"),
+    )
+    assert result.exit_code == 0, said(result)
+    assert "client_19" in said(result) and "client_23" not in said(result)
+    assert "The first 20 of 24 clients; the files have them all" in said(result)
+    clients = Path("runs/diagnose-synthetic/table-clients-and-their-descriptors.csv")
+    assert len(clients.read_text().splitlines()) == 25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--target", "x"], "there is no folder or file nowhere"),
+        (["nowhere", "--dataset", "synthetic"], "not both"),
+        (["--dataset", "heart"], "no dataset called 'heart'"),
+        (["--set", "linkag=ward"], "Did you mean 'linkage'?"),
+        (["--pilot-rounds", "0"], "x>=1"),
+        (["--hold-outs", "1"], "x>=2"),
+        (["--name", "../x"], "can't name a run"),
+        (["--name", "thesis"], "is not a diagnosis"),
+        (["--set", "n_clusters=4", "--set", "repeats=1"], "here: 2, 3"),
+    ],
+)
+def test_diagnose_refuses_bad_usage(fedtopo, arguments, message):
+    Path("runs/thesis").mkdir(parents=True)
+    result = fedtopo("diagnose", *arguments)
+    assert result.exit_code == 2, said(result)
+    assert message in said(result)
+    assert [path.name for path in Path("runs").iterdir()] == ["thesis"]
+    assert not any(Path("runs/thesis").iterdir())
+
+
+def test_diagnose_stopped_by_ctrl_c_leaves_nothing(fedtopo, monkeypatch):
+    def stop(self, done, total, last):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(monitor.Counter, "__call__", stop)
+    result = fedtopo("diagnose")
+    assert result.exit_code == 130 and "nothing was written" in said(result)
+    assert not Path("runs").exists()
