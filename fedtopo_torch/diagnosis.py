@@ -224,7 +224,8 @@ class Diagnosis:
         phi: descriptors ``[K, 46]``, rows of length 1.
         distances: between descriptors ``[K, K]``.
         delta: mean distance of each client to the others ``[K]``.
-        scores: robust scores z of delta ``[K]``, see :func:`fedtopo_torch.topology.outlyingness`.
+        scores: z of delta by the trust rule ``[K]``, see
+            :func:`fedtopo_torch.topology.outlyingness`.
         trust: t_k in (0, 1] ``[K]``; a client is flagged when it is below 1.
         clusterings: for M = 1, 2, ... up to 6, at most K - 1.
         choice: what ``n_clusters=auto`` takes, and why.
