@@ -36,7 +36,7 @@ CONTRACTION = Measure(
     },
 )
 #: Doubling, so that points lie evenly on a logarithmic axis.
-STEPS = [2, 4, 8, 16, 32, 64, 128]
+STEPS = [2, 4, 8, 16, 32, 64]
 #: With the step size of training, and with one so small that the bias is still linear.
 SHARES = (0.01, 1.0)
 SMALL, FULL = (

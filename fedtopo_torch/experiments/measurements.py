@@ -39,6 +39,10 @@ def client_optima(federation: Federation, seed: int, *, l2: float) -> dict[str, 
     return {"optima": losses.client_optima().tolist(), "shares": losses.shares.tolist()}
 
 
+#: Distances below this share of the first are rounding.
+ROUNDING = 1e-10
+
+
 class _Clustering(NamedTuple):
     losses: LinearLosses
     labels: NDArray[np.int64]
@@ -83,10 +87,11 @@ def contraction(
 ) -> dict[str, Any]:
     """How fast training comes to its fixed point, beside what is guaranteed.
 
-    With the calibrated alpha of each tau, from Theta = 0.
+    With the calibrated alpha of each tau, from Theta = 0, for so many rounds, or until all but
+    1e-10 of the distance is gone: what follows is rounding.
 
     Returns:
-        by tau: ``distance`` ``[rounds + 1]``, max_j |theta_j - theta*_j| after every round; ``q``
+        by tau: ``distance`` from round 0, max_j |theta_j - theta*_j| after every round; ``q``
         (1 - eta mu)^tau. The guarantee is distance[t] <= q^t distance[0].
     """
     c = _clustered(federation, seed, l2)
@@ -96,7 +101,7 @@ def contraction(
         end = fixed_point(c.losses, c.labels, c.weights, alpha, c.eta, steps)
         theta = np.zeros_like(end)
         distance = [_longest(theta - end)]
-        for _ in range(rounds):
+        while len(distance) <= rounds and distance[-1] > ROUNDING * distance[0]:
             theta = round_map(c.losses, theta, c.labels, c.weights, alpha, c.eta, steps)
             distance.append(_longest(theta - end))
         found[str(steps)] = {"distance": distance, "q": contraction_factor(c.eta, l2, steps)}
