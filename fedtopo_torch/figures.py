@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -346,12 +347,13 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
 
     paths = []
     for ending, settings in (
-        # No date and no version: the same figure gives the same file.
+        # No date, no version and no random ids: the same figure gives the same file.
         ("png", {"dpi": 200, "metadata": {"Software": None}}),
         ("svg", {"metadata": {"Date": None, "Creator": None}}),
     ):
         content = io.BytesIO()
-        figure.savefig(content, format=ending, **settings)
+        with matplotlib.rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(content, format=ending, **settings)
         # with_suffix would take what follows a dot in the name for an ending.
         place = path.with_name(f"{path.name}.{ending}")
         write_atomically(place, content.getvalue())

@@ -306,3 +306,11 @@ def test_saved_as_png_and_svg_and_nothing_else(tmp_path):
     assert b"</svg>" in paths[1].read_bytes()
     with pytest.raises(OSError):
         save_figure(figure, tmp_path / "missing" / "curves")
+
+
+def test_the_same_figure_gives_the_same_files(tmp_path):
+    contents = []
+    for _ in range(2):
+        paths = save_figure(curves_figure(comparison(), "synthetic"), tmp_path / "curves")
+        contents.append([path.read_bytes() for path in paths])
+    assert contents[0] == contents[1]
