@@ -12,10 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CITED", "Printed", "entry", "other_settings", "printed"]
+__all__ = ["CITED", "SEEDS", "Printed", "entry", "other_settings", "printed"]
 
 #: How the paper is called below a table.
 CITED = "Vomo-Donfack, Hoszu, Ginot, Morilla, 2026"
+
+#: The paper's means are over so many.
+SEEDS = 10
 
 #: What a setting is called in a sentence.
 _SETTINGS = {"rounds": "rounds", "local_steps": "local steps", "eta": "eta", "l2": "l2"}

@@ -41,7 +41,7 @@ def test_every_command_runs(workspace):
     commands = fedtopo_commands()
     assert ["train"] in commands and len(commands) >= 5
     for command in commands:
-        if command[0] == "compare":
+        if command[0] in ("compare", "reproduce"):
             command += ["--rounds", "2", "--seeds", "1"]  # all of it is what the table is for
         result = CliRunner().invoke(app, command, catch_exceptions=False)
         assert result.exit_code == 0, (command, result.output)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..comparison import Comparison, Spread, Summary
 from ..execution import Measured, Run
+from ..paper import SEEDS as PAPER_SEEDS
 from ..paper import entry, other_settings, printed
 from ..plan import Choice, Measurement, Plan, Spec, Specs
 from ..registry import algorithms
@@ -68,8 +69,9 @@ class Settings:
     def others(self) -> list[str]:
         """What is not as in the paper, for a note."""
         changed = other_settings({"rounds": self.rounds})
-        if self.seeds != tuple(range(10)):
-            changed.append(f"{len(self.seeds)} seeds (paper: 10)")
+        # Which seeds does not matter: ours draw other numbers than the paper's.
+        if len(self.seeds) != PAPER_SEEDS:
+            changed.append(f"{len(self.seeds)} seeds (paper: {PAPER_SEEDS})")
         return changed
 
 
@@ -303,10 +305,3 @@ class Study:
             for each in self.measured[measure]
             if each.dataset == dataset and each.error is None
         }
-
-    @property
-    def failures(self) -> Sequence[Run | Measured]:
-        """Trainings and measurements that failed."""
-        runs = [run for comparison in self.comparisons.values() for run in comparison.failures]
-        measured = [each for own in self.measured.values() for each in own]
-        return [*runs, *(each for each in measured if each.error is not None)]

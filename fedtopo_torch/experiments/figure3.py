@@ -78,7 +78,7 @@ def _findings(study: Study) -> list[str]:
 def _figures(study: Study) -> dict[str, Figure]:
     from ..figures import curves_figure
 
-    (comparison,) = study.comparisons.values()
+    comparison = study.comparison
     return {
         f"curves-{dataset}": curves_figure(comparison, dataset)
         for dataset in FEDERATIONS

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..paper import SEEDS as PAPER_SEEDS
 from ..tables import Table
 
 __all__ = ["Pair", "agreement", "listed", "pairs", "signed"]
@@ -14,8 +15,6 @@ __all__ = ["Pair", "agreement", "listed", "pairs", "signed"]
 CLOSE = 0.01
 #: A difference of two means is surprising beyond so many of its standard errors.
 ERRORS = 2.0
-#: The paper's means are over so many seeds.
-PAPER_SEEDS = 10
 
 
 class Pair(NamedTuple):
