@@ -506,8 +506,7 @@ def _gain(value: float) -> str:
 
 def _print_results(results: list[Any]) -> None:
     """Per client and pooled, the method beside its references."""
-    from .evaluation import LOWER_IS_BETTER, PER_CLIENT_LIMIT
-    from .monitor import METRIC_TITLES
+    from .evaluation import LOWER_IS_BETTER, METRIC_TITLES, PER_CLIENT_LIMIT
 
     results = [r for r in results if r.history.rounds]
     if not results:

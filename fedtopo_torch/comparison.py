@@ -5,7 +5,7 @@ are, to the bit. A run that fails becomes a row that says why, and stops no othe
 
     comparison = compare(["local", "fedavg", "ptopofl"], "fed_heart_disease", seeds=10)
     for row in comparison.summary():
-        print(row.method, row.log_loss.mean, row.mark)
+        print(row.method, row.loss.mean, row.mark)
 """
 
 from __future__ import annotations
@@ -138,18 +138,22 @@ class Summary:
         dataset, method: labels.
         deployable: False for references that use what no server knows.
         finished, failed, planned: seeds. Planned but neither: an interrupt came first.
-        log_loss, auc: pooled over all honest clients' test records; AUC in [0, 1], left out where
+        metrics: the two of the task that tables show: ``("log_loss", "auc")``, of a regression
+            ``("rmse", "r2")``.
+        loss, score: these two, pooled over all honest clients' test records. AUC is left out where
             all of them are of one class.
-        test: against the reference, on the pooled log-loss; None for the reference itself and
-            where there is none.
-        worse_than_fedavg, worse_than_local: fraction in [0, 1] of clients whose test log-loss is
-            above (by 1e-9 or more) what they have under FedAvg, under Local; mean over seeds. NaN
-            where that method is not compared.
-        worst_client: largest test log-loss of a client, mean over seeds.
-        client_log_loss, client_auc, client_accuracy: unweighted mean over clients, over seeds.
+        test: against the reference, on the pooled loss; None for the reference itself and where
+            there is none.
+        worse_than_fedavg, worse_than_local: fraction in [0, 1] of clients whose test loss is above
+            (by 1e-9 or more) what they have under FedAvg, under Local; mean over seeds. NaN where
+            that method is not compared.
+        worst_client: largest test loss of a client, mean over seeds.
+        client_loss, client_score, client_accuracy: unweighted mean over clients, over seeds; a
+            regression has no accuracy.
         client_values: clients times finished seeds.
         without_value: of these, without a test record: left out of everything per client.
-        without_auc: of these, with test records of one class only: left out of ``client_auc``.
+        without_score: of these, whose score is undefined (AUC: test records of one class): left out
+            of ``client_score``.
         parameters: p of the model.
         up, down: (floats, integers) a client sends and receives in a round.
         up_once, down_once: likewise before round 1, in the introduction.
@@ -163,18 +167,19 @@ class Summary:
     finished: int
     failed: int
     planned: int
-    log_loss: Spread
-    auc: Spread
+    metrics: tuple[str, str]
+    loss: Spread
+    score: Spread
     test: PairedTest | None
     worse_than_fedavg: float
     worse_than_local: float
     worst_client: float
-    client_log_loss: float
-    client_auc: float
+    client_loss: float
+    client_score: float
     client_accuracy: float
     client_values: int
     without_value: int
-    without_auc: int
+    without_score: int
     parameters: int
     up: tuple[int, int]
     down: tuple[int, int]
@@ -234,10 +239,21 @@ class Comparison:
         runs = (self._by_key.get((dataset, method, seed)) for seed in self.plan.seeds)
         return [run for run in runs if run is not None and run.error is None]
 
+    def metrics(self, dataset: str) -> tuple[str, str]:
+        """The two metrics of a federation's task that tables show, the loss first."""
+        for run in self.runs:
+            if run.dataset == dataset and "test rmse" in run.pooled:
+                return "rmse", "r2"
+        return "log_loss", "auc"
+
     def values(
-        self, dataset: str, method: str, metric: str = "log_loss", split: str = "test"
+        self, dataset: str, method: str, metric: str | None = None, split: str = "test"
     ) -> NDArray[np.float64]:
-        """Pooled values ``[S]`` in the order of the plan's seeds; NaN where there is no run."""
+        """Pooled values ``[S]`` in the order of the plan's seeds; NaN where there is no run.
+
+        Of the loss of the federation's task where no metric is named.
+        """
+        metric = metric or self.metrics(dataset)[0]
         found = {run.seed: run.pooled[f"{split} {metric}"] for run in self.of(dataset, method)}
         return np.array([found.get(seed, math.nan) for seed in self.plan.seeds])
 
@@ -247,9 +263,13 @@ class Comparison:
         return sorted({name for run in runs for name in run.clients})
 
     def client_values(
-        self, dataset: str, method: str, metric: str = "log_loss", split: str = "test"
+        self, dataset: str, method: str, metric: str | None = None, split: str = "test"
     ) -> NDArray[np.float64]:
-        """Per-client values ``[S, K]``, seeds and clients in order; NaN where there is none."""
+        """Per-client values ``[S, K]``, seeds and clients in order; NaN where there is none.
+
+        Of the loss of the federation's task where no metric is named.
+        """
+        metric = metric or self.metrics(dataset)[0]
         names = self.clients(dataset)
         at = {name: k for k, name in enumerate(names)}
         found = {run.seed: run for run in self.of(dataset, method)}
@@ -261,7 +281,7 @@ class Comparison:
         return values
 
     def curve(self, dataset: str, method: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Rounds ``[R]`` and pooled test log-losses ``[S', R]`` of the finished seeds."""
+        """Rounds ``[R]`` and pooled test losses ``[S', R]`` of the finished seeds."""
         runs = self.of(dataset, method)
         rounds = runs[0].curve_rounds if runs else ()
         values = np.array([run.curve for run in runs]).reshape(len(runs), len(rounds))
@@ -325,10 +345,13 @@ class Comparison:
     def _summary(self, dataset: str, method: Choice, test: PairedTest | None) -> Summary:
         label = method.label
         runs = self.of(dataset, label)
-        scored = [run.scored() for run in runs]
+        loss, score = metrics = self.metrics(dataset)
+        scored = [run.scored(metric=loss) for run in runs]
         defined = [values[~np.isnan(values)] for values in scored]
-        aucs = [run.scored(metric="auc") for run in runs]
-        accuracies = [run.scored(metric="accuracy") for run in runs]
+        scores = [run.scored(metric=score) for run in runs]
+        accuracies = [
+            run.scored(metric="accuracy") for run in runs if "test accuracy" in run.pooled
+        ]
         sent = runs[0].communication if runs else Communication()
 
         def count(stage: dict[str, tuple[int, int]], direction: str) -> tuple[int, int]:
@@ -341,20 +364,21 @@ class Comparison:
             finished=len(runs),
             failed=sum(run.dataset == dataset and run.method == label for run in self.failures),
             planned=len(self.plan.seeds),
-            log_loss=Spread.of(self.values(dataset, label)),
-            auc=Spread.of(self.values(dataset, label, "auc")),
+            metrics=metrics,
+            loss=Spread.of(self.values(dataset, label)),
+            score=Spread.of(self.values(dataset, label, score)),
             test=test,
             worse_than_fedavg=self._worse(dataset, runs, "fedavg"),
             worse_than_local=self._worse(dataset, runs, "local"),
             worst_client=Spread.of(float(v.max()) for v in defined if len(v)).mean,
-            client_log_loss=_mean_of_means(scored),
-            client_auc=_mean_of_means(aucs),
+            client_loss=_mean_of_means(scored),
+            client_score=_mean_of_means(scores),
             client_accuracy=_mean_of_means(accuracies),
             client_values=sum(sum(run.honest) for run in runs),
             without_value=sum(sum(run.honest) for run in runs) - sum(map(len, defined)),
-            without_auc=sum(
-                int((np.isnan(auc) & ~np.isnan(loss)).sum())
-                for auc, loss in zip(aucs, scored, strict=True)
+            without_score=sum(
+                int((np.isnan(own) & ~np.isnan(other)).sum())
+                for own, other in zip(scores, scored, strict=True)
             ),
             parameters=runs[0].parameters if runs else 0,
             up=count(sent.round, "up"),
@@ -373,11 +397,12 @@ class Comparison:
         if other is None:
             return math.nan
         fractions = []
+        loss = self.metrics(dataset)[0]
         for run in runs:
             twin = self._by_key.get((dataset, other.label, run.seed))
             if twin is None or twin.error is not None:
                 continue
-            gap = run.scored() - twin.scored()
+            gap = run.scored(metric=loss) - twin.scored(metric=loss)
             gap = gap[~np.isnan(gap)]
             if len(gap):
                 fractions.append(float((gap >= TIE).mean()))

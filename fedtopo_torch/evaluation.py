@@ -18,6 +18,7 @@ __all__ = [
     "LOWER_IS_BETTER",
     "METRICS",
     "METRICS_OF",
+    "METRIC_TITLES",
     "PER_CLIENT_LIMIT",
     "POOLED",
     "Evaluator",
@@ -37,6 +38,14 @@ METRICS_OF: dict[str, tuple[str, ...]] = {
     "regression": ("rmse", "r2"),
 }
 
+#: How metrics are called in tables and charts.
+METRIC_TITLES = {
+    "log_loss": "log-loss",
+    "auc": "AUC",
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "r2": "R2",
+}
 #: Metrics of which less is better; of the others more is.
 LOWER_IS_BETTER = ("log_loss", "rmse")
 

@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from .evaluation import METRIC_TITLES
 from .randomness import generator
 from .topology import diagrams
 
@@ -212,7 +213,7 @@ def distance_figure(
 
 
 def curves_figure(comparison: Comparison, dataset: str) -> Figure:
-    """Training curves: pooled test log-loss against rounds, one line a method.
+    """Training curves: pooled test loss (RMSE of a regression) against rounds, one line a method.
 
     The line is the mean over finished seeds, the band one standard deviation (ddof 0) to either
     side. Methods differ in colour and line style, and are listed in the order of their last mean.
@@ -261,7 +262,7 @@ def curves_figure(comparison: Comparison, dataset: str) -> Figure:
         handlelength=3.2,
     )
     _plain_text(legend.get_texts())
-    axes.set(xlabel="round", ylabel="test log-loss, pooled")
+    axes.set(xlabel="round", ylabel=f"test {METRIC_TITLES[comparison.metrics(label)[0]]}, pooled")
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92", linewidth=0.8)
@@ -272,7 +273,7 @@ def curves_figure(comparison: Comparison, dataset: str) -> Figure:
 
 
 def clients_figure(comparison: Comparison, dataset: str) -> Figure:
-    """Test log-loss of every client under every method: one row a client, one dot a method.
+    """Test loss (RMSE of a regression) of every client: one row a client, one dot a method.
 
     Dots are means over the seeds with a value, whiskers one standard deviation (ddof 0) to either
     side. Methods differ in colour and marker.
@@ -319,7 +320,7 @@ def clients_figure(comparison: Comparison, dataset: str) -> Figure:
     axes.set_yticks(rows, [_short(name) for name in shown], parse_math=False)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("test log-loss")
+    axes.set_xlabel(f"test {METRIC_TITLES[comparison.metrics(label)[0]]}")
     axes.spines[["top", "right"]].set_visible(False)
     legend = figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     _plain_text(legend.get_texts())

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .evaluation import LOWER_IS_BETTER, PER_CLIENT_LIMIT, Score
+from .evaluation import LOWER_IS_BETTER, METRIC_TITLES, PER_CLIENT_LIMIT, Score
 from .options import OptionError
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Counter", "FolderInUse", "Progress", "TensorBoard"]
 
 Scores = dict[tuple[str, str], Score]
-
-#: How metrics are called in charts and on the progress bar.
-METRIC_TITLES = {
-    "log_loss": "log-loss",
-    "auc": "AUC",
-    "accuracy": "accuracy",
-    "rmse": "RMSE",
-    "r2": "R2",
-}
 
 #: Seconds between two updates of the bar.
 REDRAW = 0.1

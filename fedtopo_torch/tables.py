@@ -24,6 +24,7 @@ from rich.text import Text
 
 from . import paper
 from .comparison import Comparison, Spread, Summary
+from .evaluation import LOWER_IS_BETTER, METRIC_TITLES
 from .paper import Printed, printed
 from .plan import Choice
 from .significance import FEWEST_PAIRS, LEVEL
@@ -347,41 +348,43 @@ def comparison_tables(comparison: Comparison, reference: str | None = None) -> l
 def results_table(comparison: Comparison, dataset: str, reference: str | None = None) -> Table:
     """The paper's Tables 1 and 6 for one federation, one row a method.
 
-    Columns: pooled test log-loss and AUC, mean ± std over seeds, the log-loss with its significance
-    mark; fractions of clients worse off than under FedAvg and Local; log-loss of the worst client;
-    mean AUC of clients. The number of seeds, where some did not finish. The best deployable method
-    that finished every seed is bold.
+    Columns: pooled test log-loss and AUC (RMSE and R2 of a regression), mean ± std over seeds, the
+    loss with its significance mark; fractions of clients worse off than under FedAvg and Local;
+    loss of the worst client; mean AUC (R2) of clients. The number of seeds, where some did not
+    finish. The best deployable method that finished every seed is bold.
 
     Raises:
         OptionError: the federation or the reference is not compared.
     """
     chosen = comparison.plan.dataset(dataset)
     rows = [row for row in comparison.summary(reference) if row.dataset == chosen.label]
+    loss, score = comparison.metrics(chosen.label)
+    lost, scored = METRIC_TITLES[loss], METRIC_TITLES[score]
     columns: tuple[Column, ...] = (
         Column("method", (*_METHOD.fields, "seeds", "failed_seeds"), number=False),
         Column("seeds", ()),
-        Column("log-loss", ("log_loss_mean", "log_loss_std", "log_loss_mark", "p", "p_holm")),
-        Column("AUC", ("auc_mean", "auc_std")),
+        Column(lost, (f"{loss}_mean", f"{loss}_std", f"{loss}_mark", "p", "p_holm")),
+        Column(scored, (f"{score}_mean", f"{score}_std")),
         Column("worse than FedAvg", ("worse_than_fedavg",)),
         Column("worse than Local", ("worse_than_local",)),
         Column("worst client", ("worst_client",)),
-        Column("client AUC", ("client_auc", "client_log_loss", "client_accuracy")),
+        Column(f"client {scored}", (f"client_{score}", f"client_{loss}", "client_accuracy")),
     )
     racing = [row for row in rows if row.deployable and row.finished == row.planned]
-    lowest = min((row.log_loss.mean for row in racing), default=math.nan)
-    highest = max((row.auc.mean for row in racing if row.auc.seeds), default=math.nan)
+    lowest = min((row.loss.mean for row in racing), default=math.nan)
+    highest = max((row.score.mean for row in racing if row.score.seeds), default=math.nan)
     cells: tuple[tuple[Cell, ...], ...] = tuple(
         (
             Cell(_name(row).text, (*_name(row).values, row.finished, row.failed)),
             Cell(str(row.finished), ()),
-            _tested(row, bold=row in racing and row.log_loss.mean == lowest),
-            _spread(row.auc, bold=row in racing and row.auc.mean == highest),
+            _tested(row, bold=row in racing and row.loss.mean == lowest),
+            _spread(row.score, bold=row in racing and row.score.mean == highest),
             number_cell(row.worse_than_fedavg, 2),
             number_cell(row.worse_than_local, 2),
             number_cell(row.worst_client, 3),
             Cell(
-                number_text(row.client_auc, 3),
-                (row.client_auc, row.client_log_loss, row.client_accuracy),
+                number_text(row.client_score, 3),
+                (row.client_score, row.client_loss, row.client_accuracy),
             ),
         )
         for row in rows
@@ -395,7 +398,7 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
 
 
 def _tested(row: Summary, bold: bool) -> Cell:
-    cell = _spread(row.log_loss, bold=bold)
+    cell = _spread(row.loss, bold=bold)
     p = (row.test.p, row.test.adjusted) if row.test else (None, None)
     return Cell(cell.text, (*cell.values, row.mark, *p), bold, row.mark)
 
@@ -404,10 +407,11 @@ def _result_notes(
     comparison: Comparison, dataset: Choice, rows: Sequence[Summary], reference: str | None
 ) -> list[str]:
     seeds = comparison.plan.seeds
+    loss, score = (METRIC_TITLES[metric] for metric in comparison.metrics(dataset.label))
     notes = [
         f"Mean ± std over {_seeds_in(rows, len(seeds))}, all clients' test "
-        f"records pooled; lower log-loss and higher AUC are better. Worse than: fraction of "
-        f"clients whose log-loss is higher; worst client: its log-loss; client AUC: mean of "
+        f"records pooled; lower {loss} and higher {score} are better. Worse than: fraction of "
+        f"clients whose {loss} is higher; worst client: its {loss}; client {score}: mean of "
         f"clients."
     ]
     if any(row.deployable and row.finished == row.planned for row in rows):
@@ -443,10 +447,11 @@ def _significance_notes(
     tests = [row.test for row in rows if row.test is not None]
     if chosen is None or not tests:
         return []
+    loss = METRIC_TITLES[rows[0].metrics[0]]
     notes = []
     if any(test.possible for test in tests):
         notes.append(
-            f"+ / -: significantly worse / better log-loss than {chosen.label}; paired Wilcoxon "
+            f"+ / -: significantly worse / better {loss} than {chosen.label}; paired Wilcoxon "
             f"signed-rank test over seeds, two-sided, Holm's correction over methods, level "
             f"{LEVEL:g}; differences below 1e-9 are zero and left out."
         )
@@ -472,10 +477,11 @@ def _significance_notes(
 
 def _missing_notes(comparison: Comparison, rows: Sequence[Summary]) -> list[str]:
     notes = []
-    gaps = [(row, row.finished - row.auc.seeds) for row in rows if row.finished > row.auc.seeds]
+    gaps = [(row, row.finished - row.score.seeds) for row in rows if row.finished > row.score.seeds]
     if gaps:
         shown = ", ".join(f"{row.method} {count}" for row, count in gaps)
-        notes.append(f"Pooled AUC undefined (one class), left out, in seeds: {shown}.")
+        title = METRIC_TITLES[rows[0].metrics[1]]
+        notes.append(f"Pooled {title} undefined (one class), left out, in seeds: {shown}.")
     # Which clients have a value depends on the split alone, so one method speaks for all.
     most = max(rows, key=lambda row: row.client_values)
     if most.without_value:
@@ -483,10 +489,11 @@ def _missing_notes(comparison: Comparison, rows: Sequence[Summary]) -> list[str]
             f"No test records, left out of everything per client: {most.without_value} of "
             f"{most.client_values} (clients times seeds)."
         )
-    if most.without_auc:
+    if most.without_score:
         notes.append(
-            f"AUC of a client undefined (one class among its test records), left out of the mean "
-            f"of clients: {most.without_auc} of {most.client_values} (clients times seeds)."
+            f"{METRIC_TITLES[most.metrics[1]]} of a client undefined (one class or one value among "
+            f"its test records), left out of the mean "
+            f"of clients: {most.without_score} of {most.client_values} (clients times seeds)."
         )
     failed = [row for row in rows if row.failed]
     if failed:
@@ -612,13 +619,14 @@ def failures_table(comparison: Comparison) -> Table:
     return Table(f"Failed runs ({len(rows)} of {len(comparison.runs)})", columns, rows)
 
 
-def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss") -> Table:
+def clients_table(comparison: Comparison, dataset: str, metric: str | None = None) -> Table:
     """One metric on the test records per method (rows) and client (columns), mean over seeds.
 
     Args:
         comparison: the runs.
         dataset: label or name of the federation.
-        metric: ``log_loss`` (nats), ``auc`` or ``accuracy`` (in [0, 1]); NaN is left out of means.
+        metric: ``log_loss`` (nats), ``auc`` or ``accuracy`` (in [0, 1]), of a regression ``rmse``
+            or ``r2``; the task's loss by default. NaN is left out of means.
 
     Raises:
         OptionError: the federation is not compared.
@@ -626,9 +634,10 @@ def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss"
     label = comparison.plan.dataset(dataset).label
     rows = [row for row in comparison.summary() if row.dataset == label and row.finished]
     names = comparison.clients(label)
+    metric = metric or comparison.metrics(label)[0]
     values = [comparison.client_values(label, row.method, metric) for row in rows]
     spreads = [[Spread.of(own[:, k].tolist()) for k in range(len(names))] for own in values]
-    pick: Callable[[list[float]], float] = min if metric == "log_loss" else max
+    pick: Callable[[list[float]], float] = min if metric in LOWER_IS_BETTER else max
     best = []
     for k in range(len(names)):
         means = [
@@ -652,7 +661,7 @@ def clients_table(comparison: Comparison, dataset: str, metric: str = "log_loss"
         )
         for row, own in zip(rows, spreads, strict=True)
     )
-    title = f"{label}: {metric.replace('_', '-')} of each client's test records"
+    title = f"{label}: {METRIC_TITLES[metric]} of each client's test records"
     notes = ["Mean over seeds. Bold: best deployable method for the client."]
     undefined = max((int(np.isnan(own).sum()) for own in values), default=0)
     if undefined:
@@ -690,7 +699,7 @@ def paper_table(comparison: Comparison, dataset: str) -> Table | None:
             name = method.key if method.is_default else ""
             losses, aucs = (
                 beside_cells(ours, printed("table1", chosen.key, name, metric), std=False)
-                for metric, ours in (("log_loss", row.log_loss), ("auc", row.auc))
+                for metric, ours in (("log_loss", row.loss), ("auc", row.score))
             )
             cells.append((text_cell(row.method), *losses, *aucs))
     notes = [f"Means over seeds. {beside_note('Table 1')}"]

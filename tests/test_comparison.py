@@ -589,15 +589,15 @@ def test_summary_by_hand():
     }
     comparison = made(["fedavg", "local", "ptopofl"], losses, 2)
     fedavg, local, ours = comparison.summary()
-    assert ours.log_loss.mean == pytest.approx(((4 + 15) / 40 + 8 / 40) / 2)
-    assert ours.log_loss.std == pytest.approx(((4 + 15) / 40 - 8 / 40) / 2)
+    assert ours.loss.mean == pytest.approx(((4 + 15) / 40 + 8 / 40) / 2)
+    assert ours.loss.std == pytest.approx(((4 + 15) / 40 - 8 / 40) / 2)
     # Seed 0: the first client ties within 1e-9, the second is worse; seed 1: none is.
     assert ours.worse_than_fedavg == pytest.approx(0.25)
     assert ours.worse_than_local == pytest.approx(0.25)
     assert local.worse_than_fedavg == pytest.approx((0.5 + 0.0) / 2)
     assert fedavg.worse_than_fedavg == 0.0
     assert local.worst_client == pytest.approx((0.7 + 0.4) / 2)
-    assert ours.client_log_loss == pytest.approx((0.45 + 0.2) / 2)
+    assert ours.client_loss == pytest.approx((0.45 + 0.2) / 2)
     assert ours.test is None and fedavg.test is not None and not fedavg.test.possible
 
 
@@ -619,8 +619,8 @@ def test_clients_without_a_value_or_not_honest_are_left_out_and_counted():
     fedavg, _ = Comparison(plan, (one, two)).summary()
     assert fedavg.worst_client == 0.3 and fedavg.client_accuracy == 0.5
     assert fedavg.worse_than_local == 1.0
-    assert (fedavg.client_values, fedavg.without_value, fedavg.without_auc) == (2, 1, 1)
-    assert math.isnan(fedavg.client_auc)
+    assert (fedavg.client_values, fedavg.without_value, fedavg.without_score) == (2, 1, 1)
+    assert math.isnan(fedavg.client_score)
 
 
 def test_summary_equals_a_computation_from_the_trainers_results(small):
@@ -631,10 +631,10 @@ def test_summary_equals_a_computation_from_the_trainers_results(small):
     for row in small.summary():
         own = results[row.method]
         pooled = [r.history.last().pooled for r in own]
-        assert row.log_loss.mean == pytest.approx(np.mean(pooled), abs=1e-14)
-        assert row.log_loss.std == pytest.approx(np.std(pooled), abs=1e-14)
+        assert row.loss.mean == pytest.approx(np.mean(pooled), abs=1e-14)
+        assert row.loss.std == pytest.approx(np.std(pooled), abs=1e-14)
         aucs = [r.history.last("test", "auc").pooled for r in own]
-        assert row.auc.mean == pytest.approx(np.mean(aucs), abs=1e-14)
+        assert row.score.mean == pytest.approx(np.mean(aucs), abs=1e-14)
         clients = np.array([r.history.last().clients.numpy() for r in own])
         assert row.worst_client == pytest.approx(clients.max(1).mean(), abs=1e-14)
         for name in ("FedAvg", "Local"):
@@ -714,4 +714,4 @@ def test_a_method_that_never_finished_has_a_row():
     plan = Plan.of(["fedavg"], "synthetic", 1)
     failed = Run("synthetic", "FedAvg", 0, error="no")
     (row,) = Comparison(plan, (failed,)).summary()
-    assert (row.finished, row.failed) == (0, 1) and math.isnan(row.log_loss.mean)
+    assert (row.finished, row.failed) == (0, 1) and math.isnan(row.loss.mean)

@@ -73,8 +73,8 @@ def _of_summary(name: str, title: str, digits: int) -> Metric:
     return Metric(name, title, of, digits)
 
 
-LOG_LOSS = Metric("log_loss", "log-loss", lambda study, row: study.summary(row).log_loss)
-AUC = Metric("auc", "AUC", lambda study, row: study.summary(row).auc)
+LOG_LOSS = Metric("log_loss", "log-loss", lambda study, row: study.summary(row).loss)
+AUC = Metric("auc", "AUC", lambda study, row: study.summary(row).score)
 ARI = Metric("ari", "ARI", lambda study, row: Spread.of(ari_values(study, row).values()), 2)
 RHO = Metric("rho", "rho", lambda study, row: Spread.of(rho_values(study, row).values()), 2)
 WORSE_THAN_FEDAVG = _of_summary("worse_than_fedavg", "worse than FedAvg", 2)

@@ -34,7 +34,7 @@ def _findings(study: Study) -> list[str]:
     summary = comparison.summary()
     for dataset in FEDERATIONS:
         rows = {comparison.plan.method(r.method).key: r for r in summary if r.dataset == dataset}
-        gain = rows["fedavg"].log_loss.mean - rows["ptopofl"].log_loss.mean
+        gain = rows["fedavg"].loss.mean - rows["ptopofl"].loss.mean
         theirs = (
             printed("table1", dataset, "fedavg", "log_loss").mean
             - printed("table1", dataset, "ptopofl", "log_loss").mean
@@ -42,8 +42,8 @@ def _findings(study: Study) -> list[str]:
         text = f"{dataset}: pTopoFL gains {signed(gain)} over FedAvg (paper {signed(theirs)})"
         ended = [row for row in rows.values() if row.deployable and row.finished == row.planned]
         if ended:
-            best = min(ended, key=lambda row: row.log_loss.mean)
-            text += f"; best deployable method: {best.method} ({best.log_loss.mean:.3f})"
+            best = min(ended, key=lambda row: row.loss.mean)
+            text += f"; best deployable method: {best.method} ({best.loss.mean:.3f})"
         if not any(row.test and row.test.possible for row in rows.values()):
             said.append(f"{text}; too few seeds for a test.")
             continue
