@@ -349,9 +349,10 @@ def _source_digest(own: type) -> str | None:
     """Hash of the files of a class and its bases that are not part of this package."""
     root = __name__.partition(".")[0]
     parts = []
-    for base in own.__mro__:
+    # A model made of a plain torch module has the module's class beside it.
+    for base in (*own.__mro__, *getattr(own, "network", object).__mro__):
         top = base.__module__.partition(".")[0]
-        if top in (root, "builtins", "pydantic", "abc", "typing"):
+        if top in (root, "builtins", "pydantic", "abc", "typing", "torch"):
             continue
         try:
             parts.append(Path(inspect.getfile(base)).read_bytes())

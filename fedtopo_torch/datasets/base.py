@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
 
 from ..federation import Federation
 from ..options import Options
 
-__all__ = ["Dataset", "names_from_text", "pair_from_text"]
-
-
-def names_from_text(value: Any) -> Any:
-    """``"chol, fbs"`` as a tuple of names, for options given on the command line."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
-
-
-def pair_from_text(value: Any) -> Any:
-    """``"3,12"`` as two parts, for options given on the command line.
-
-    Raises:
-        ValueError: not two of them.
-    """
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, tuple | list) or len(parts) != 2:
-        raise ValueError("two numbers, separated by a comma")
-    return parts
+__all__ = ["Dataset"]
 
 
 class Dataset(Options, ABC):
@@ -41,10 +25,19 @@ class Dataset(Options, ABC):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
+    dtype: Literal["float64", "float32"] = Field(
+        "float64", description="precision of features and models; float32 is faster, to 7 digits"
+    )
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of results on this federation should know, a sentence or two each."""
         return ()
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What :meth:`load` gives its federation as ``dtype``."""
+        return torch.float32 if self.dtype == "float32" else torch.float64
 
     @abstractmethod
     def load(self, seed: int) -> Federation:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from ..federation import Client, Federation, Task
-from ..options import OptionError, did_you_mean
+from ..options import OptionError, did_you_mean, names_from_text
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset, names_from_text
+from .base import Dataset
 from .columns import Categorical, Numeric, canonical, fit_column
 from .messages import listed
 from .split import Parts, split_notes, split_records
@@ -236,6 +236,7 @@ class Folder(Dataset):
             feature_names=_feature_names(known),
             name=_own_name(known.location),
             source={**self.source(seed), "classes": list(known.target.classes)},
+            dtype=self.precision,
         )
 
     def describe(self, seed: int = 0) -> FolderSummary:

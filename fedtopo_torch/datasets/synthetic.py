@@ -15,9 +15,10 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from ..federation import Client, Federation
+from ..options import pair_from_text
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset, pair_from_text
+from .base import Dataset
 
 __all__ = ["Synthetic"]
 
@@ -120,6 +121,7 @@ class Synthetic(Dataset):
             ],
             name=self.name,
             source=self.source(seed),
+            dtype=self.precision,
         )
 
     def rules(self, seed: int) -> NDArray[np.float64]:
