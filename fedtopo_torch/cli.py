@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import os
@@ -42,6 +43,8 @@ out = Console(width=_WIDTH, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 INTERRUPTED = 130
+#: Of each client's training records, kept for validation where settings are tuned.
+VALIDATION_SHARE = "0.2"
 
 
 def _finite(value: float) -> float:
@@ -514,13 +517,15 @@ def _print_results(results: list[Any]) -> None:
     history = results[0].history
     evaluated = history.keys()
     metrics = [metric for split, metric in evaluated if split == "test"]
-    for metric in metrics[:2] if "auc" in metrics else metrics:
+    # Of two classes the AUC says what accuracy says, and more.
+    hidden = ("accuracy",) if results[0].federation.task == "binary" else ()
+    for metric in (metric for metric in metrics if metric not in hidden):
         better = "lower" if metric in LOWER_IS_BETTER else "higher"
         title = f"Test {METRIC_TITLES[metric]} ({better} is better), round {history.rounds[-1]}"
         out.print()
         out.print(_score_table(results, metric, title))
     if len(results) > 1:
-        out.print("gain: how much better than the reference, + is better for both metrics.")
+        out.print("gain: how much better than the reference, + is better for all metrics.")
     if results[0].unseen:
         out.print(
             f"{results[0].unseen} of {len(history.names)} clients took part in no round; they are "
@@ -886,6 +891,14 @@ def compare(
     target: Target = None,
     positive: Positive = None,
     test_size: TestSize = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="Choose a training setting per method on validation records, for example "
+            "eta=0.01,0.1; repeat for more.",
+        ),
+    ] = None,
     processes: Processes = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the folder; by default from the federations.")
@@ -902,23 +915,32 @@ def compare(
         from .comparison import Plan, run_plan
         from .monitor import Counter
         from .plan import METHODS
-        from .registry import algorithms, datasets
+        from .registry import algorithms, datasets, models
         from .report import write_report
         from .runs import comparison_folder
         from .tables import comparison_tables
         from .training import Training
+        from .tuning import candidates, parse_tune, run_tuned
 
         given = _given(set_, target=target, positive=positive, test_size=test_size)
         chosen = METHODS if algos == "all" else [part.strip() for part in algos.split(",")]
         methods = {each: algorithms[each] for each in chosen}
         federations = {each.strip(): datasets[each.strip()] for each in dataset.split(",")}
-        options = _spread(given, {**methods, **federations, "training": Training})
+        parts = {**methods, **federations, "training": Training}
+        if model != "auto":
+            parts[model] = models[model]
+        options = _spread(given, parts)
+        tried = parse_tune(tune or [])
+        if tried:
+            for each in federations:
+                if "validation_size" in federations[each].model_fields:
+                    options[each].setdefault("validation_size", VALIDATION_SHARE)
         plan = Plan.of(
             # Names, not objects: processes find a workspace's classes by them.
             [(each, options[each]) for each in chosen],
             [(each, options[each]) for each in federations],
             _seeds(seeds),
-            model=model,
+            model=model if model == "auto" else (model, options[model]),
             **{
                 "rounds": rounds,
                 "local_steps": local_steps,
@@ -934,13 +956,19 @@ def compare(
         )
         if reference is not None:
             plan.method(reference)
+        # Wrong values before a folder is made.
+        candidates(plan.training, tried)
         short = "-".join(Path(each).stem for each in federations)
         folder = comparison_folder(runs_dir, f"compare-{short}" if name is None else name)
         counter = Counter(out, "compare")
+        settings: dict[str, Any] = {
+            "processes": processes,
+            "folder": folder / "parts",
+            "on_progress": counter,
+        }
         try:
-            comparison = run_plan(
-                plan, processes=processes, folder=folder / "parts", on_progress=counter
-            )
+            run: Any = functools.partial(run_tuned, tune=tried) if tried else run_plan
+            comparison = run(plan, **settings)
         finally:
             counter.close()
         if not comparison.runs:

@@ -11,21 +11,24 @@ are, to the bit. A run that fails becomes a row that says why, and stops no othe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .evaluation import POOLED
+from .evaluation import METRICS_OF, POOLED
 from .execution import Execution, Progress, Run, execute
 from .plan import METHODS, Choice, Job, Plan, Spec, Specs
 from .significance import TIE, PairedTest, against_reference
 from .trainer import Communication
 from .training import Training
+
+if TYPE_CHECKING:
+    from .tuning import Tuning
 
 __all__ = [
     "METHODS",
@@ -52,6 +55,7 @@ def compare(
     processes: int | None = None,
     folder: str | Path | None = None,
     on_progress: Progress | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
     **training: Any,
 ) -> Comparison:
     """Train every method on every federation with every seed.
@@ -67,12 +71,18 @@ def compare(
         model: a name, ``(name, options)`` or instance; ``"auto"`` is logistic regression, softmax
             for several classes.
         processes, folder, on_progress: of :func:`run_plan`.
+        tune: values by name of a training setting, ``{"eta": [0.01, 0.1]}``: chosen for each method
+            on validation records, see :mod:`fedtopo_torch.tuning`.
         **training: of :class:`Training`.
 
     Raises:
         OptionError, RunFolderError: as :meth:`Plan.of` and :func:`run_plan`.
     """
     plan = Plan.of(algorithms, datasets, seeds, model=model, **training)
+    if tune:
+        from .tuning import run_tuned
+
+        return run_tuned(plan, tune, processes=processes, folder=folder, on_progress=on_progress)
     return run_plan(plan, processes=processes, folder=folder, on_progress=on_progress)
 
 
@@ -141,7 +151,7 @@ class Summary:
         metrics: the two of the task that tables show: ``("log_loss", "auc")``, of a regression
             ``("rmse", "r2")``.
         loss, score: these two, pooled over all honest clients' test records. AUC is left out where
-            all of them are of one class.
+            all of them are of one class. accuracy: likewise; a regression has none.
         test: against the reference, on the pooled loss; None for the reference itself and where
             there is none.
         worse_than_fedavg, worse_than_local: fraction in [0, 1] of clients whose test loss is above
@@ -170,6 +180,7 @@ class Summary:
     metrics: tuple[str, str]
     loss: Spread
     score: Spread
+    accuracy: Spread
     test: PairedTest | None
     worse_than_fedavg: float
     worse_than_local: float
@@ -205,6 +216,7 @@ class Comparison:
         interrupted: Ctrl-C came before all had run.
         seconds: of wall time, starting the processes included.
         processes: how many ran at a time.
+        tuning: what was tried and taken, where settings were tuned.
     """
 
     plan: Plan
@@ -212,6 +224,7 @@ class Comparison:
     interrupted: bool = False
     seconds: float = 0.0
     processes: int = 1
+    tuning: Tuning | None = None
 
     @classmethod
     def of_execution(cls, plan: Plan, done: Execution) -> Comparison:
@@ -241,10 +254,15 @@ class Comparison:
 
     def metrics(self, dataset: str) -> tuple[str, str]:
         """The two metrics of a federation's task that tables show, the loss first."""
+        loss, score, *_ = METRICS_OF[self.task(dataset)]
+        return loss, score
+
+    def task(self, dataset: str) -> str:
+        """Of a federation, by label; binary where no run on it has finished."""
         for run in self.runs:
-            if run.dataset == dataset and "test rmse" in run.pooled:
-                return "rmse", "r2"
-        return "log_loss", "auc"
+            if run.dataset == dataset and run.error is None:
+                return run.task
+        return "binary"
 
     def values(
         self, dataset: str, method: str, metric: str | None = None, split: str = "test"
@@ -367,6 +385,7 @@ class Comparison:
             metrics=metrics,
             loss=Spread.of(self.values(dataset, label)),
             score=Spread.of(self.values(dataset, label, score)),
+            accuracy=Spread.of(run.pooled.get("test accuracy", math.nan) for run in runs),
             test=test,
             worse_than_fedavg=self._worse(dataset, runs, "fedavg"),
             worse_than_local=self._worse(dataset, runs, "local"),

@@ -196,7 +196,10 @@ class Evaluator:
             split: Split = getattr(federation, name)
             counted = split.n * self.honest
             if int(counted.sum()) == 0:
-                raise OptionError(f"no honest client has a {name} record: nothing to score on.")
+                hint = " Give validation_size, for example 0.2." if name == "validation" else ""
+                raise OptionError(
+                    f"no honest client has a {name} record: nothing to score on.{hint}"
+                )
             self.n[name] = split.n
             left_out = (counted == 0).to(objective.device)
             self._left_out[name] = left_out if bool(left_out.any()) else None

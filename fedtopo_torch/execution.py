@@ -62,6 +62,7 @@ class Run:
         eta: step size used.
         clusters: cluster of each client at the end, or None.
         groups: true group of each client, or None where the federation has none.
+        task: of the federation: binary, multiclass or regression.
         warnings: what the run warned of, each once.
         seconds: of wall time; loading the data is not in it.
         error: why the run failed; then everything measured is empty.
@@ -83,6 +84,7 @@ class Run:
     eta: float = math.nan
     clusters: tuple[int, ...] | None = None
     groups: tuple[int, ...] | None = None
+    task: str = "binary"
     warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     error: str | None = None
@@ -122,6 +124,7 @@ class Run:
             "eta": self.eta,
             "clusters": None if self.clusters is None else list(self.clusters),
             "groups": None if self.groups is None else list(self.groups),
+            "task": self.task,
             "warnings": list(self.warnings),
             "seconds": self.seconds,
         }
@@ -155,6 +158,7 @@ class Run:
             float(content["eta"]),
             None if clusters is None else tuple(map(int, clusters)),
             None if groups is None else tuple(map(int, groups)),
+            str(content["task"]),
             tuple(map(str, content["warnings"])),
             float(content["seconds"]),
             stored=True,
@@ -331,10 +335,11 @@ def _train(job: Job, federation: Federation) -> Run:
         metrics=METRICS_OF[federation.task][:1],
         **(training.model_dump() | {"eval_every": training.every}),
     )
+    splits = ("train", "test", "validation") if job.validated else ("train", "test")
+    evaluator = Evaluator(federation, trainer.objective, splits)
     result = trainer.run()
     if result.interrupted:
         raise KeyboardInterrupt
-    evaluator = Evaluator(federation, result.objective, ("train", "test"))
     with torch.no_grad():
         scores = evaluator(result.theta)
     labels = result.algorithm.clusters(result.server)
@@ -357,6 +362,7 @@ def _train(job: Job, federation: Federation) -> Run:
         result.facts.eta,
         None if labels is None else tuple(labels.tolist()),
         None if federation.groups is None else tuple(federation.groups.tolist()),
+        federation.task,
         seconds=time.perf_counter() - begun,
     )
 

@@ -19,7 +19,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FedtopoError", "OptionError", "Options", "did_you_mean", "parse_assignments"]
+__all__ = [
+    "FedtopoError",
+    "OptionError",
+    "Options",
+    "did_you_mean",
+    "names_from_text",
+    "pair_from_text",
+    "parse_assignments",
+]
 
 
 class FedtopoError(Exception):
@@ -160,6 +168,25 @@ def _show(value: Any) -> str:
     if value is None or value == ():
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def names_from_text(value: Any) -> Any:
+    """``"chol, fbs"`` as a tuple of names, for options given on the command line."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def pair_from_text(value: Any) -> Any:
+    """``"3,12"`` as two parts, for options given on the command line.
+
+    Raises:
+        ValueError: not two of them.
+    """
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise ValueError("two numbers, separated by a comma")
+    return parts
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

@@ -193,6 +193,7 @@ class Job:
     seed: int
     model: Choice | None
     training: Training
+    validated: bool = False
 
     @property
     def id(self) -> tuple[str, str, int]:
@@ -218,7 +219,8 @@ class Job:
             "training": training,
             "seed": self.seed,
         }
-        return _digest(content)
+        # Only where it is so: what was kept before stays what it is.
+        return _digest(content | {"validated": True} if self.validated else content)
 
 
 @dataclass(frozen=True)
@@ -410,9 +412,11 @@ def _source_digest(own: Any) -> str | None:
     this package."""
     root = __name__.partition(".")[0]
     parts = []
-    for base in getattr(own, "__mro__", (own,)):
+    # A measurement is a function; a model made of a torch module has that class beside it.
+    network = getattr(own, "network", object)
+    for base in (*getattr(own, "__mro__", (own,)), *network.__mro__):
         top = base.__module__.partition(".")[0]
-        if top in (root, "builtins", "pydantic", "abc", "typing"):
+        if top in (root, "builtins", "pydantic", "abc", "typing", "torch"):
             continue
         try:
             parts.append(Path(inspect.getfile(base)).read_bytes())

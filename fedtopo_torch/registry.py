@@ -7,7 +7,8 @@ A name is looked up in this order:
    finds the folder ``./datasets/my_clinics/``;
 3. installed packages, by entry points of the groups ``fedtopo_torch.algorithms``,
    ``fedtopo_torch.datasets`` and ``fedtopo_torch.models``;
-4. a path: ``path/to/file.py:ClassName``, or a folder of CSV files for datasets.
+4. a path: ``path/to/file.py:ClassName``, or a folder of CSV files for datasets. For models the
+   class may be a plain ``torch.nn.Module``, see :class:`fedtopo_torch.models.module.ModuleModel`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Registry(Generic[C]):
         files: the workspace folder searched for ``NAME.py``, relative to the current folder.
         folders: the workspace folder searched for folders called NAME, and
             ``"module:function"`` that makes a class of one.
+        plain: where another class is that a file's class may be a subclass of, ``"module:Class"``,
+            and ``"module:function"`` that makes a class of this kind of it and its full name.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class Registry(Generic[C]):
         *,
         files: str | None = None,
         folders: tuple[str, str] | None = None,
+        plain: tuple[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.package = package
         self.files = files
         self._base = base
         self._folders = folders
+        self._plain = plain
         self._classes: dict[str, C] = {}
         self._loaded: dict[Path, ModuleType] = {}
         self._from_files: dict[str, Path] = {}
@@ -130,6 +135,8 @@ class Registry(Generic[C]):
         searched = f" (no file {path} in {Path.cwd()} either)" if path is not None else ""
         if self._folders is not None:
             searched = f" (no folder {self._folders[0]}/{name} in {Path.cwd()} either)"
+        elif name.endswith(".py"):
+            searched = f"; a class in a file is {name}:ClassName"
         raise UnknownName(
             f"there is no {self.kind} called '{name}'{searched}."
             + did_you_mean(name, {*known, *self.workspace()})
@@ -157,11 +164,12 @@ class Registry(Generic[C]):
             raise UnknownName(f"there is no file {path}.")
         module = self._module(path)
         base = _resolve(self._base)
+        plain = _resolve(self._plain[0]) if self._plain else base
         own: list[Any] = [
             value
             for value in vars(module).values()
             if isinstance(value, type)
-            and issubclass(value, base)
+            and issubclass(value, (base, plain))
             and value.__module__ == module.__name__
         ]
         fitting = [cls for cls in own if name in (vars(cls).get("name"), cls.__name__)]
@@ -169,10 +177,19 @@ class Registry(Generic[C]):
             fitting = own
         if not fitting:
             found = ", ".join(cls.__name__ for cls in own) or "no class"
+            if self._plain:
+                raise UnknownName(
+                    f"{path} has no {self.kind} called '{name}': needed is a class of this name, a "
+                    f"subclass of {plain.__module__.partition('.')[0]}'s {plain.__name__} or of "
+                    f"{base.__module__}'s {base.__name__} (there: {found})."
+                )
             raise UnknownName(
                 f"{path} has no {self.kind} called '{name}': put @register(\"{name}\") above its "
                 f"class (subclasses of {base.__name__} there: {found})."
             )
+        if self._plain and not issubclass(fitting[0], base):
+            made: C = _resolve(self._plain[1])(fitting[0], f"{path}:{name}")
+            return made
         return _named(fitting[0], path.stem)
 
     def _from_package(self, point: EntryPoint) -> C:
@@ -254,6 +271,11 @@ datasets: Registry[Any] = Registry(
     "fedtopo_torch.datasets.base:Dataset",
     folders=("datasets", "fedtopo_torch.datasets.folder:folder_dataset"),
 )
-models: Registry[Any] = Registry("model", "fedtopo_torch.models", "fedtopo_torch.models.base:Model")
+models: Registry[Any] = Registry(
+    "model",
+    "fedtopo_torch.models",
+    "fedtopo_torch.models.base:Model",
+    plain=("torch.nn:Module", "fedtopo_torch.models.module:module_model"),
+)
 
 register = algorithms.register

@@ -47,6 +47,7 @@ __all__ = [
     "sent_table",
     "text_cell",
     "times_table",
+    "tuning_table",
 ]
 
 Value = str | int | float | bool | None
@@ -333,6 +334,8 @@ def comparison_tables(comparison: Comparison, reference: str | None = None) -> l
     for dataset in comparison.plan.datasets:
         name = dataset.label
         tables.append(results_table(comparison, name, reference))
+        if comparison.tuning is not None:
+            tables.append(tuning_table(comparison, name))
         if 0 < len(comparison.clients(name)) <= MOST_CLIENTS:
             tables.append(clients_table(comparison, name))
         tables.append(sent_table(comparison, name))
@@ -359,12 +362,15 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
     chosen = comparison.plan.dataset(dataset)
     rows = [row for row in comparison.summary(reference) if row.dataset == chosen.label]
     loss, score = comparison.metrics(chosen.label)
+    # Of two classes the AUC says what accuracy says, and more.
+    several = comparison.task(chosen.label) == "multiclass"
     lost, scored = METRIC_TITLES[loss], METRIC_TITLES[score]
     columns: tuple[Column, ...] = (
         Column("method", (*_METHOD.fields, "seeds", "failed_seeds"), number=False),
         Column("seeds", ()),
         Column(lost, (f"{loss}_mean", f"{loss}_std", f"{loss}_mark", "p", "p_holm")),
         Column(scored, (f"{score}_mean", f"{score}_std")),
+        *([Column("accuracy", ("accuracy_mean", "accuracy_std"))] if several else []),
         Column("worse than FedAvg", ("worse_than_fedavg",)),
         Column("worse than Local", ("worse_than_local",)),
         Column("worst client", ("worst_client",)),
@@ -372,6 +378,7 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
     )
     racing = [row for row in rows if row.deployable and row.finished == row.planned]
     lowest = min((row.loss.mean for row in racing), default=math.nan)
+    most = max((row.accuracy.mean for row in racing if row.accuracy.seeds), default=math.nan)
     highest = max((row.score.mean for row in racing if row.score.seeds), default=math.nan)
     cells: tuple[tuple[Cell, ...], ...] = tuple(
         (
@@ -379,6 +386,11 @@ def results_table(comparison: Comparison, dataset: str, reference: str | None = 
             Cell(str(row.finished), ()),
             _tested(row, bold=row in racing and row.loss.mean == lowest),
             _spread(row.score, bold=row in racing and row.score.mean == highest),
+            *(
+                [_spread(row.accuracy, bold=row in racing and row.accuracy.mean == most)]
+                if several
+                else []
+            ),
             number_cell(row.worse_than_fedavg, 2),
             number_cell(row.worse_than_local, 2),
             number_cell(row.worst_client, 3),
@@ -506,6 +518,39 @@ def _missing_notes(comparison: Comparison, rows: Sequence[Summary]) -> list[str]
     if waiting:
         notes.append(f"Interrupted: {waiting} runs are still to be done.")
     return notes
+
+
+def tuning_table(comparison: Comparison, dataset: str) -> Table:
+    """What was tried for every method on one federation, and what was taken.
+
+    Columns: pooled validation loss, mean ± std over seeds, one per candidate; the chosen is bold.
+
+    Raises:
+        OptionError: the federation is not compared.
+        ValueError: nothing was tuned.
+    """
+    if comparison.tuning is None:
+        raise ValueError("nothing was tuned in this comparison.")
+    tuning, label = comparison.tuning, comparison.plan.dataset(dataset).label
+    tried = [", ".join(f"{k}={v}" for k, v in c.items()) for c in tuning.candidates]
+    loss = comparison.metrics(label)[0]
+    columns = (
+        Column("method", ("method",), number=False),
+        *(Column(text, (f"{text} mean", f"{text} std")) for text in tried),
+        Column("chosen", ("chosen",), number=False),
+    )
+    cells = []
+    for method in comparison.plan.methods:
+        tuned = tuning.methods[label, method.label]
+        spreads = [_spread(spread, bold=c == tuned.chosen) for c, spread in enumerate(tuned.losses)]
+        chosen = NONE if tuned.chosen is None else tried[tuned.chosen]
+        cells.append((text_cell(method.label), *spreads, text_cell(chosen)))
+    note = (
+        f"Pooled {METRIC_TITLES[loss]} on validation records, mean ± std over seeds; the lowest "
+        f"that finished every seed was taken. Every method had the same {len(tried)} candidates. "
+        f"Test records took no part."
+    )
+    return Table(f"{label}: tuned on validation records", columns, tuple(cells), (note,))
 
 
 def sent_table(comparison: Comparison, dataset: str) -> Table:

@@ -20,9 +20,9 @@ from pydantic import Field, field_validator
 from sklearn.model_selection import train_test_split
 
 from ..federation import Client, Federation
-from ..options import OptionError, did_you_mean
+from ..options import OptionError, did_you_mean, names_from_text
 from ..registry import datasets
-from .base import Dataset, names_from_text
+from .base import Dataset
 
 __all__ = ["FEATURES", "HOSPITALS", "FedHeartDisease", "heart_table"]
 
@@ -161,18 +161,22 @@ class FedHeartDisease(Dataset):
             return np.where(np.isnan(x), fill, x)
 
         return Federation(
-            [
-                Client(
-                    hospital,
-                    train=(filled(x), y),
-                    test=(filled(x_test), y_test),
-                    group=int(hospital == "Switzerland"),
-                )
-                for hospital, (x, y, x_test, y_test) in parts.items()
-            ],
+            self.held_out(
+                [
+                    Client(
+                        hospital,
+                        train=(filled(x), y),
+                        test=(filled(x_test), y_test),
+                        group=int(hospital == "Switzerland"),
+                    )
+                    for hospital, (x, y, x_test, y_test) in parts.items()
+                ],
+                seed,
+            ),
             feature_names=names,
             name=self.name,
             source=self.source(seed),
+            dtype=self.precision,
         )
 
     def _split(

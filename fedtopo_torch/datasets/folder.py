@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from ..federation import Client, Federation, Task
-from ..options import OptionError, did_you_mean
+from ..options import OptionError, did_you_mean, names_from_text
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset, names_from_text
+from .base import Dataset
 from .columns import Categorical, Numeric, canonical, fit_column
 from .messages import listed
 from .split import Parts, split_notes, split_records
@@ -230,12 +230,13 @@ class Folder(Dataset):
             train, test = own & known.train, own & ~known.train
             clients.append(Client(name, train=(x[train], y[train]), test=(x[test], y[test])))
         return Federation(
-            clients,
+            self.held_out(clients, seed),
             task=known.target.task,
             n_classes=len(known.target.classes),
             feature_names=_feature_names(known),
             name=_own_name(known.location),
             source={**self.source(seed), "classes": list(known.target.classes)},
+            dtype=self.precision,
         )
 
     def describe(self, seed: int = 0) -> FolderSummary:

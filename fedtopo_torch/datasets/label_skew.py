@@ -2,37 +2,45 @@
 
 The generated federation is the label-skew federation of Vomo-Donfack, Hoszu, Ginot, Morilla,
 "PTOPOFL: Topology-Guided Personalised Federated Learning with Persistent-Homology Client
-Descriptors", 2026. The real table is that of Wolberg, Mangasarian, Street, Street, "Breast Cancer
-Wisconsin (Diagnostic)", UCI Machine Learning Repository, 1993, as it comes with scikit-learn.
+Descriptors", 2026. The real tables come with scikit-learn: Wolberg, Mangasarian, Street, Street,
+"Breast Cancer Wisconsin (Diagnostic)", UCI Machine Learning Repository, 1993; and the test part of
+Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_digits
 
-from ..federation import Client, Federation
-from ..options import OptionError
+from ..federation import Client, Federation, Task
+from ..options import OptionError, pair_from_text
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset, pair_from_text
+from .base import Dataset
 from .partitions import classes_partition, dirichlet_partition, iid_partition
 from .split import Parts, split_notes, split_records
 
 __all__ = ["LabelSkew"]
 
-# Options that mean something only under one value of another option.
-_ONLY = {
-    "base=paper": ("n_features", "separation", "prevalence", "n_min", "n_max"),
-    "base=breast_cancer": ("partition", "alpha", "min_size", "classes_per_client"),
-    "partition=dirichlet": ("alpha", "min_size"),
-    "partition=classes": ("classes_per_client",),
+# scikit-learn's function and the task of each real table.
+_TABLES: dict[str, tuple[Callable[[], Any], Task]] = {
+    "breast_cancer": (load_breast_cancer, "binary"),
+    "digits": (load_digits, "multiclass"),
 }
+
+# Options that mean something only under certain values of another option.
+_ONLY: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("base", ("paper",), ("n_features", "separation", "prevalence", "n_min", "n_max")),
+    ("base", tuple(_TABLES), ("partition", "alpha", "min_size", "classes_per_client")),
+    ("partition", ("dirichlet",), ("alpha", "min_size")),
+    ("partition", ("classes",), ("classes_per_client",)),
+)
 
 
 @datasets.register("label_skew")
@@ -51,8 +59,10 @@ class LabelSkew(Dataset):
     All draws are keyed by the seed and by what is drawn; those of client k belong to its number,
     so that client k is the same whatever ``n_clients`` is.
 
-    ``base=breast_cancer`` divides the 569 records of scikit-learn's ``load_breast_cancer`` (30
-    features; label 1 is benign, as there) among the clients:
+    The other two divide a real table among the clients: ``base=breast_cancer`` the 569 records of
+    scikit-learn's ``load_breast_cancer`` (30 features; label 1 is benign, as there), a binary task;
+    ``base=digits`` the 1,797 of ``load_digits`` (8 x 8 pixels of 0 to 16, row by row: 64 features;
+    label: the digit), a multiclass task of ten classes.
 
     - ``partition=dirichlet``: each class in Dirichlet(alpha) shares,
       :func:`~fedtopo_torch.datasets.partitions.dirichlet_partition`;
@@ -60,7 +70,7 @@ class LabelSkew(Dataset):
       :func:`~fedtopo_torch.datasets.partitions.classes_partition`;
     - ``partition=iid``: at random, :func:`~fedtopo_torch.datasets.partitions.iid_partition`.
 
-    In both, every client's own records are split at random: ``ceil(test_size * n)`` of n are for
+    In all, every client's own records are split at random: ``ceil(test_size * n)`` of n are for
     testing, but one is always left for training. The split is stratified by label where every
     class has two records and both parts have room for each class, else it is not. Models see the
     features standardised with the pooled training mean and std.
@@ -75,13 +85,14 @@ class LabelSkew(Dataset):
 
     paper: ClassVar[str] = (
         "Vomo-Donfack, Hoszu, Ginot, Morilla: PTOPOFL, 2026, label skew; Wolberg, Mangasarian, "
-        "Street, Street: Breast Cancer Wisconsin (Diagnostic), UCI, 1993 (CC BY 4.0)"
+        "Street, Street: Breast Cancer Wisconsin (Diagnostic), UCI, 1993 (CC BY 4.0); Alpaydin, "
+        "Kaynak: Optical Recognition of Handwritten Digits, UCI, 1998 (CC BY 4.0)"
     )
 
-    base: Literal["paper", "breast_cancer"] = Field(
+    base: Literal["paper", "breast_cancer", "digits"] = Field(
         "paper",
-        description="where records come from: paper (generated) or breast_cancer (569 real "
-        "records, divided by partition)",
+        description="where records come from: paper (generated), or a real table divided by "
+        "partition: breast_cancer (569 records, 2 classes) or digits (1,797 records, 10 classes)",
     )
     n_clients: int = Field(10, ge=1, description="clients K")
     test_size: float = Field(
@@ -100,7 +111,7 @@ class LabelSkew(Dataset):
     n_min: int = Field(100, ge=1, description="fewest records of a client (paper)")
     n_max: int = Field(200, ge=1, description="most records of a client (paper)")
     partition: Literal["dirichlet", "classes", "iid"] = Field(
-        "dirichlet", description="how the table is divided (breast_cancer)"
+        "dirichlet", description="how the table is divided (breast_cancer, digits)"
     )
     alpha: float = Field(
         0.5,
@@ -112,7 +123,7 @@ class LabelSkew(Dataset):
         2, ge=1, description="fewest records of a client, training and test together (dirichlet)"
     )
     classes_per_client: int = Field(
-        1, ge=1, description="classes that a client holds, 1 or 2 of the two (classes)"
+        1, ge=1, description="classes that a client holds, up to all of the table's (classes)"
     )
 
     _from_text = field_validator("prevalence", mode="before")(pair_from_text)
@@ -126,16 +137,15 @@ class LabelSkew(Dataset):
 
     @model_validator(mode="after")
     def _consistent(self) -> LabelSkew:
-        for condition, options in _ONLY.items():
-            switch, _, wanted = condition.partition("=")
-            if getattr(self, switch) == wanted:
+        for switch, wanted, options in _ONLY:
+            if getattr(self, switch) in wanted:
                 continue
             for option in options:
                 # By value and not by what was given: a run's record lists every option.
                 if getattr(self, option) != type(self).model_fields[option].default:
                     raise ValueError(
-                        f"option {option} is used only with {condition} (here {switch} = "
-                        f"{getattr(self, switch)}); leave it out"
+                        f"option {option} is used only with {switch}={' or '.join(wanted)} "
+                        f"(here {switch} = {getattr(self, switch)}); leave it out"
                     )
         if self.n_min > self.n_max:
             raise ValueError(f"n_min = {self.n_min} must not be above n_max = {self.n_max}")
@@ -147,13 +157,17 @@ class LabelSkew(Dataset):
         Raises:
             OptionError: a table that can't be divided as asked.
         """
-        feature_names = None
+        task: Task = "binary"
+        feature_names = n_classes = None
         if self.base == "paper":
             records = [self._generated(seed, k) for k in range(self.n_clients)]
         else:
-            table = load_breast_cancer()
+            load_table, task = _TABLES[self.base]
+            table = load_table()
             feature_names = [str(name) for name in table.feature_names]
-            records = [(table.data[rows], table.target[rows]) for rows in self._divided(seed)]
+            n_classes = len(table.target_names)
+            divided = self._divided(seed, table.target)
+            records = [(table.data[rows], table.target[rows]) for rows in divided]
         width = max(2, len(str(self.n_clients - 1)))
         parts: dict[str, Parts] = {}
         clients = []
@@ -166,7 +180,13 @@ class LabelSkew(Dataset):
         for note in split_notes(parts):
             warnings.warn(f"{self.name}: {note}", stacklevel=2)
         return Federation(
-            clients, feature_names=feature_names, name=self.name, source=self.source(seed)
+            self.held_out(clients, seed),
+            task=task,
+            n_classes=n_classes,
+            feature_names=feature_names,
+            name=self.name,
+            source=self.source(seed),
+            dtype=self.precision,
         )
 
     def direction(self, seed: int) -> NDArray[np.float64]:
@@ -186,8 +206,7 @@ class LabelSkew(Dataset):
         x += (y[:, None] - 0.5) * self.separation * self.direction(seed)
         return x, y
 
-    def _divided(self, seed: int) -> list[NDArray[np.int64]]:
-        labels = load_breast_cancer().target
+    def _divided(self, seed: int, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         rng = generator(seed, "label_skew: partition")
         try:
             if self.partition == "dirichlet":

@@ -15,9 +15,10 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from ..federation import Client, Federation
+from ..options import pair_from_text
 from ..randomness import generator
 from ..registry import datasets
-from .base import Dataset, pair_from_text
+from .base import Dataset
 
 __all__ = ["Synthetic"]
 
@@ -114,12 +115,16 @@ class Synthetic(Dataset):
         frames = self.frames(seed) if self._low_rank else None
         width = max(2, len(str(self.n_clients - 1)))
         return Federation(
-            [
-                self._client(seed, k, f"client_{k:0{width}}", rules, frames)
-                for k in range(self.n_clients)
-            ],
+            self.held_out(
+                [
+                    self._client(seed, k, f"client_{k:0{width}}", rules, frames)
+                    for k in range(self.n_clients)
+                ],
+                seed,
+            ),
             name=self.name,
             source=self.source(seed),
+            dtype=self.precision,
         )
 
     def rules(self, seed: int) -> NDArray[np.float64]:

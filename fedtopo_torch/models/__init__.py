@@ -1,6 +1,8 @@
 """Models by name."""
 
-from . import logistic
 from .base import Model
+from .cnn import CNN
+from .logistic import Linear, Logistic, Softmax
+from .mlp import MLP
 
-__all__ = ["Model", "logistic"]
+__all__ = ["CNN", "MLP", "Linear", "Logistic", "Model", "Softmax"]

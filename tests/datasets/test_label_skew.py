@@ -1,9 +1,9 @@
-"""The label-skew federation: the model it is drawn from, and a real table divided by label."""
+"""The label-skew federation: the model it is drawn from, and real tables divided by label."""
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_digits
 
 from fedtopo_torch.datasets import LabelSkew
 from fedtopo_torch.options import OptionError
@@ -94,9 +94,15 @@ def test_a_client_of_one_class_is_allowed():
 @pytest.mark.filterwarnings("ignore:label_skew")
 @pytest.mark.parametrize("partition", ["dirichlet", "classes", "iid"])
 @pytest.mark.parametrize("n_clients", [2, 10, 100])
-def test_the_table_is_divided_among_the_clients(partition, n_clients):
-    table = load_breast_cancer()
-    federation = LabelSkew(base="breast_cancer", partition=partition, n_clients=n_clients).load(3)
+@pytest.mark.parametrize(
+    ("base", "table", "held"),
+    [("breast_cancer", load_breast_cancer(), 1), ("digits", load_digits(), 5)],
+    ids=["breast_cancer", "digits"],
+)
+def test_the_table_is_divided_among_the_clients(base, table, held, partition, n_clients):
+    options = {"classes_per_client": held} if partition == "classes" else {}
+    dataset = LabelSkew(base=base, partition=partition, n_clients=n_clients, **options)
+    federation = dataset.load(3)
     assert federation.feature_names == tuple(table.feature_names)
     assert int(federation.train.n.min()) >= 1
     everything = np.concatenate([np.column_stack(records(federation, k)) for k in range(n_clients)])
@@ -105,7 +111,7 @@ def test_the_table_is_divided_among_the_clients(partition, n_clients):
     found, wanted = (a[np.lexsort(np.round(a, 6).T)] for a in (everything, expected))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
     if partition == "classes":
-        assert all(len(set(records(federation, k)[1])) == 1 for k in range(n_clients))
+        assert all(len(set(records(federation, k)[1])) == held for k in range(n_clients))
 
 
 @pytest.mark.filterwarnings("ignore:label_skew")
@@ -117,15 +123,40 @@ def test_alpha_spreads_prevalences():
     assert spread(1000) < 0.05 < 0.2 < spread(0.3)
 
 
+@pytest.mark.filterwarnings("ignore:label_skew")
+def test_digits_are_ten_classes_also_where_no_client_holds_the_last():
+    federation = LabelSkew(base="digits", alpha=0.3).load(0)
+    assert (federation.task, federation.n_classes, federation.outputs) == ("multiclass", 10, 10)
+    assert federation.feature_shape == (64,)
+    assert federation.feature_names[:2] == ("pixel_0_0", "pixel_0_1")
+    assert int(federation.train.n.sum() + federation.test.n.sum()) == 1797
+
+
+@pytest.mark.filterwarnings("ignore:label_skew")
+def test_digits_are_divided_by_the_seed():
+    first, again, other = (LabelSkew(base="digits").load(seed) for seed in (1, 1, 2))
+    assert first.digest() == again.digest() != other.digest()
+
+
+def test_each_digit_is_held_by_as_many_clients():
+    dataset = LabelSkew(base="digits", partition="classes", classes_per_client=3, n_clients=20)
+    federation = dataset.load(0)
+    held = [set(records(federation, k)[1].tolist()) for k in range(20)]
+    # 20 clients with 3 classes each: every one of the 10 digits is held by 6.
+    assert [len(h) for h in held] == [3] * 20
+    assert [sum(digit in h for h in held) for digit in range(10)] == [6] * 10
+
+
 # Options
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base": "iris"}, "'paper' or 'breast_cancer'"),
-        ({"alpha": 0.1}, "option alpha is used only with base=breast_cancer"),
-        ({"partition": "iid"}, "option partition is used only with base=breast_cancer"),
+        ({"base": "iris"}, "'paper', 'breast_cancer' or 'digits'"),
+        ({"alpha": 0.1}, "option alpha is used only with base=breast_cancer or digits .here"),
+        ({"partition": "iid"}, "option partition is used only with base=breast_cancer or digits"),
+        ({"base": "digits", "n_max": 9}, "n_max is used only with base=paper .here base = digits"),
         ({"base": "breast_cancer", "separation": 2}, "separation is used only with base=paper"),
         (
             {"base": "breast_cancer", "partition": "iid", "alpha": 2},
@@ -155,13 +186,21 @@ def test_options_that_cannot_be_used(options, message):
         ({"n_clients": 600, "partition": "iid"}, "569 records can't give each of 600 clients one"),
         ({"n_clients": 300}, "label_skew: .*choose at most 284 clients, or a smaller min_size"),
         ({"partition": "classes", "classes_per_client": 3}, "have 2 classes: choose 1 to 2"),
+        (
+            {"base": "digits", "partition": "classes", "classes_per_client": 11},
+            "have 10 classes: choose 1 to 10",
+        ),
+        (
+            {"base": "digits", "partition": "classes", "n_clients": 4, "classes_per_client": 2},
+            "choose n_clients >= 5",
+        ),
         ({"partition": "classes", "n_clients": 1}, "choose n_clients >= 2"),
         ({"partition": "classes", "n_clients": 500}, "class 0 has 212 records for the 250"),
     ],
 )
 def test_partitions_the_table_does_not_allow(options, message):
     with pytest.raises(OptionError, match=message):
-        LabelSkew(base="breast_cancer", **options).load(0)
+        LabelSkew(**{"base": "breast_cancer", **options}).load(0)
 
 
 def test_options_of_the_other_base_are_ignored_at_their_defaults():
