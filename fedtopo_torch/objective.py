@@ -233,7 +233,7 @@ class Objective:
             theta = theta[..., : self.p]
         parts = theta.split(self._sizes, dim=-1)
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, part, shape in zip(self.parameter_names, parts, self._shapes, strict=True)
         }
 
