@@ -43,12 +43,12 @@ def fingerprint(trainer: Trainer) -> dict[str, Any]:
     from . import __version__
 
     algorithm, objective = trainer.algorithm, trainer.objective
-    start = objective.initial()
     found = {
         "algorithm": algorithm.name or type(algorithm).__name__,
         "model": repr(trainer.module),
         "model's parameters": [objective.p, objective.width],
-        "model's initialisation": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
+        "model's initialisation": objective.digest(),
+        "computed by": type(objective).__name__,
         "federation": trainer.federation.digest(),
         "seed": trainer.seed,
         "splits": list(trainer.evaluator.n),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -225,6 +226,15 @@ class Objective:
         named = dict(self._train.named_buffers())
         parts = [named[n].reshape(-1).to(torch.int64) for n in self._whole]
         return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
+
+    def digest(self) -> str:
+        """Hash of where training starts, frozen parameters and constant buffers included."""
+        digest = hashlib.sha256(self.initial().numpy().tobytes())
+        for name, value in (*self._train.named_parameters(), *self._train.named_buffers()):
+            if name not in self.parameter_names and name not in self._floats:
+                digest.update(name.encode())
+                digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def parameters(self, theta: Tensor) -> dict[str, Tensor]:
         """The trainable part of rows ``[..., p]`` or ``[..., p + b]``, named ``[..., *shape]``."""
