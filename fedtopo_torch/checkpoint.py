@@ -43,12 +43,12 @@ def fingerprint(trainer: Trainer) -> dict[str, Any]:
     from . import __version__
 
     algorithm, objective = trainer.algorithm, trainer.objective
-    start = objective.initial()
     found = {
         "algorithm": algorithm.name or type(algorithm).__name__,
         "model": repr(trainer.module),
         "model's parameters": [objective.p, objective.width],
-        "model's initialisation": hashlib.sha256(start.numpy().tobytes()).hexdigest(),
+        "model's initialisation": objective.digest(),
+        "computed by": type(objective).__name__,
         "federation": trainer.federation.digest(),
         "seed": trainer.seed,
         "splits": list(trainer.evaluator.n),
@@ -75,6 +75,7 @@ def save(path: Path, trainer: Trainer, result: Result, engine: InProcess, counte
         "server": result.server,
         "scored": result.scored,
         "theta": result.theta,
+        "theta's counters": result.counters,
         "client": {name: value.cpu() for name, value in engine.client.items()},
         "seen": engine.seen,
         "buffers": engine.buffers,
@@ -151,7 +152,7 @@ def restore(content: dict[str, Any], result: Result, engine: InProcess) -> Tenso
     """Put a run where the checkpoint was, and return the server's counters."""
     result.rounds = content["rounds"]
     result.server, result.scored = content["server"], content["scored"]
-    result.theta = content["theta"]
+    result.theta, result.counters = content["theta"], content["theta's counters"]
     device = engine.objective.device
     engine.client = {name: value.to(device) for name, value in content["client"].items()}
     engine.seen, engine.buffers = content["seen"], content["buffers"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -271,39 +271,55 @@ class Evaluator:
     def _errors(
         self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
     ) -> Score:
-        """RMSE or R2: from each client's n, squared errors, and labels around one centre."""
+        """RMSE or R2, from each client's squared errors and labels around the client's mean."""
         parts, n = self._data[split], self.n[split].to(torch.float64)
         own = self.honest & (n > 0)
-
-        def sums(values: Callable[[Data, Tensor], Tensor]) -> Tensor:
-            """Per client, of a value per record."""
-            totals = [
-                d.total(values(d, out).to(torch.float64))
+        errors = self._gather(
+            parts,
+            [
+                d.total((out - d.labels).square().to(torch.float64))
                 for d, out in zip(parts, outputs, strict=True)
-            ]
-            return self._gather(parts, totals).cpu()
+            ],
+        ).cpu()
+        levels, within = self._spread(parts, own)
 
-        centre = float(sums(lambda d, out: d.labels)[own].sum() / n[own].sum())
-        errors = sums(lambda d, out: (out - d.labels).square())
-        shift = sums(lambda d, out: d.labels - centre)
-        table = torch.stack([n, errors, shift, sums(lambda d, out: (d.labels - centre).square())])
-
-        def value(columns: Tensor) -> Tensor:
-            count, errors, shift, squares = columns
+        def value(groups: Tensor) -> Tensor:
+            """Per group of clients, the columns of ``[K, M]`` of 1 and 0."""
+            count = n @ groups
             if metric == "rmse":
-                return (errors / count).sqrt()
-            total = squares - shift.square() / count
-            # Of labels that are all the same nothing is left to explain.
-            known = total > 1e-12 * squares.clamp(min=1e-300)
-            return torch.where(known, 1 - errors / total, torch.full_like(total, math.nan))
+                return ((errors @ groups) / count).sqrt()
+            means = (n * levels) @ groups / count
+            between = n[:, None] * (levels[:, None] - means).square() * groups
+            return _explained(
+                errors @ groups, within @ groups + between.sum(0), (n * levels.square()) @ groups
+            )
 
-        per_client = value(table)
-        table = torch.where(own, table, torch.zeros_like(table))
+        # What has no say may be NaN, and must not spread.
+        if metric == "rmse":
+            per_client = (errors / n).sqrt()
+        else:
+            per_client = _explained(errors, within, torch.zeros_like(within))
+        errors, levels, within = (v.where(own, 0.0) for v in (errors, levels, within))
+        n = n * own
         by_cluster = None
         if clusters is not None:
-            groups = torch.nn.functional.one_hot(clusters).to(torch.float64)
-            by_cluster = value(table @ groups)
-        return Score(float(value(table.sum(1))), per_client, by_cluster, clusters)
+            by_cluster = value(torch.nn.functional.one_hot(clusters).to(torch.float64))
+        return Score(float(value(torch.ones_like(n)[:, None])), per_client, by_cluster, clusters)
+
+    def _spread(self, parts: list[Data], own: Tensor) -> tuple[Tensor, Tensor]:
+        """Each client's mean label, as seen from the first client's first, and its sum of squared
+        deviations from it ``[K]``; constant labels give exact zeros."""
+        firsts, means, within = [], [], []
+        for data in parts:
+            labels = data.labels.to(torch.float64)
+            shift = labels - labels[:, :1]
+            mean = data.total(shift) / data.n
+            firsts.append(labels[:, 0])
+            means.append(mean)
+            within.append(data.total((shift - mean[:, None]).square()))
+        first = self._gather(parts, firsts).cpu()
+        level = first - first[own][0] + self._gather(parts, means).cpu()
+        return level, self._gather(parts, within).cpu()
 
     def _auc(
         self, split: str, metric: str, outputs: list[Tensor], clusters: Tensor | None
@@ -333,6 +349,18 @@ class Evaluator:
                 ]
             )
         return Score(pooled, per_client, by_cluster, clusters)
+
+
+def _explained(errors: Tensor, total: Tensor, squares: Tensor) -> Tensor:
+    """R2; NaN where labels are all the same, so that nothing is left to explain.
+
+    Args:
+        errors: sums of squared errors.
+        total: sums of squared deviations of labels from their mean.
+        squares: what a total may be a rounding error of.
+    """
+    known = total > 1e-28 * squares
+    return torch.where(known, 1 - errors / total, torch.full_like(total, math.nan))
 
 
 def _home(score: Score) -> Score:

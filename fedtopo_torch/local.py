@@ -81,8 +81,9 @@ class Batches:
 
     A client's records are shuffled by a generator keyed by seed, round and its name, taken
     ``batch_size`` at a time until all were used, and shuffled again. The last batch of a pass may
-    be smaller; it is left out where the module can't be trained on so few. Every descent of a round
-    that asks for step s gets the same records.
+    be smaller; it is left out where the module can't be trained on so few. A client with no more
+    records than a batch takes all of them in their own order. Every descent of a round that asks
+    for step s gets the same records.
 
     Args:
         data: k clients.
@@ -125,7 +126,8 @@ class Batches:
             sizes = np.full(passes, size)
             sizes[-1] = min(size, n - size * (passes - 1))
             for start in range(0, steps, passes):
-                order = rng.permutation(n)[: passes * size]
+                # Unshuffled where all are taken: the same whoever else is in the bucket.
+                order = (np.arange(n) if n == size else rng.permutation(n))[: passes * size]
                 # A short last batch is filled up with the pass's first records, as padding.
                 filled = np.resize(order, passes * size).reshape(passes, size)
                 stop = min(start + passes, steps)

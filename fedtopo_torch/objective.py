@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -181,10 +182,14 @@ class Objective:
         self.l2 = float(l2)
         self.n_outputs = outputs
         self.device = torch.device(device)
-        self._train = copy.deepcopy(module).to(self.device, dtype).train()
-        for layer in self._train.modules():
-            if type(layer) is nn.Linear and layer.out_features <= NARROW:
-                layer.__class__ = _NarrowLinear
+        try:
+            copied = copy.deepcopy(module)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{type(module).__name__} can't be copied ({_first_line(error)}); of "
+                f"torch.nn.utils.weight_norm use the one in torch.nn.utils.parametrizations."
+            ) from error
+        self._train = copied.to(self.device, dtype).train()
         self._eval = copy.deepcopy(self._train).eval()
         self._prepared: dict[int, tuple[Bucket, Data]] = {}
         trainable = [(n, p) for n, p in self._train.named_parameters() if p.requires_grad]
@@ -194,6 +199,7 @@ class Objective:
         self._shapes = tuple(p.shape for _, p in trainable)
         self._sizes = [p.numel() for _, p in trainable]
         self.p = sum(self._sizes)
+        self._aliases = _aliases(self._train)
         kept = self._train.state_dict()
         buffers = {name: b for name, b in self._train.named_buffers() if name in kept}
         self._floats = {n: b.shape for n, b in buffers.items() if b.is_floating_point()}
@@ -221,6 +227,15 @@ class Objective:
         parts = [named[n].reshape(-1).to(torch.int64) for n in self._whole]
         return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.int64)
 
+    def digest(self) -> str:
+        """Hash of where training starts, frozen parameters and constant buffers included."""
+        digest = hashlib.sha256(self.initial().numpy().tobytes())
+        for name, value in (*self._train.named_parameters(), *self._train.named_buffers()):
+            if name not in self.parameter_names and name not in self._floats:
+                digest.update(name.encode())
+                digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
     def parameters(self, theta: Tensor) -> dict[str, Tensor]:
         """The trainable part of rows ``[..., p]`` or ``[..., p + b]``, named ``[..., *shape]``."""
         lead = theta.shape[:-1]
@@ -228,7 +243,7 @@ class Objective:
             theta = theta[..., : self.p]
         parts = theta.split(self._sizes, dim=-1)
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, part, shape in zip(self.parameter_names, parts, self._shapes, strict=True)
         }
 
@@ -261,14 +276,17 @@ class Objective:
         """The module's full state_dict of theta ``[p + b]`` and counters ``[c]``; copies."""
         state = {name: v.detach().cpu().clone() for name, v in self._eval.state_dict().items()}
         parameters = self.parameters(theta.cpu())
-        # A tied parameter has several names in a state_dict, and one in theta.
-        first = {id(p): name for name, p in self._eval.named_parameters()}
-        for name, parameter in self._eval.named_parameters(remove_duplicate=False):
-            if first[id(parameter)] in parameters:
-                state[name] = parameters[first[id(parameter)]].detach().clone()
         own = None if counters is None else counters[None].cpu()
-        for name, value in self.state(theta[None].cpu(), own).items():
-            state[name] = value[0].to(state[name].dtype)
+        buffers = self.state(theta[None].cpu(), own)
+        # What is tied or used twice has several names in a state_dict, and one in theta.
+        for of in (self._eval.named_parameters, self._eval.named_buffers):
+            first = {id(value): name for name, value in of()}
+            for name, value in of(remove_duplicate=False):
+                known = first[id(value)]
+                if known in parameters:
+                    state[name] = parameters[known].detach().clone()
+                elif known in buffers:
+                    state[name] = buffers[known][0].to(value.dtype, copy=True)
         return state
 
     def activations(self, layer: str, features: Tensor) -> Tensor:
@@ -299,15 +317,15 @@ class Objective:
     # ---- trying it out ----------------------------------------------------------------------
 
     def check(self, features: Tensor, labels: Tensor) -> None:
-        """Try the module on a few records: sets batched, mixes and smallest.
+        """Try the module on a few records: sets draws, batched, mixes and smallest.
 
         Args:
             features, labels: of one client, ``[n, ...]`` and ``[n]``.
 
         Raises:
             ValueError: the module fails on them, changes its input or a buffer that is not in its
-                state_dict, puts out something else than the task needs, or lets a record's
-                prediction depend on the other records.
+                state_dict, keeps a state elsewhere, puts out something else than the task needs,
+                draws while it is scored, or lets a record's prediction depend on other records.
         """
         # A second record that differs from the first, where the client has one.
         other = (features != features[:1]).flatten(1).any(1).nonzero()[:1, 0]
@@ -316,26 +334,26 @@ class Objective:
         twice = pair[:1].expand_as(pair).clone()
         before = pair.clone()
         theta = self.initial().to(self.device)[None]
-        seeds = (0,) if self.draws else ()
-        constant = [b for n, b in self._train.named_buffers() if n not in self._floats]
-        constant = [b for b in constant if b.dtype not in _WHOLE]
-        had = [b.clone() for b in constant]
+        # A layer that starts at zero would hide what comes before it.
+        waves = torch.linspace(1, 2, self.p, dtype=self.dtype, device=self.device)
+        theta[:, : self.p] += (theta[:, : self.p] == 0) * waves / 10
 
-        def trial(x: Tensor, *, training: bool, together: bool) -> tuple[Tensor, State]:
+        def trial(x: Tensor, *, training: bool, together: bool = False) -> tuple[Tensor, State]:
             rows, module = theta.expand(2, -1), self._train if training else self._eval
-            state = self.state(rows)
-            found, after = self._run(
-                module, rows, state, torch.stack([x] * 2), [len(x)] * 2, seeds * 2, together
+            seeds = () if together else (0, 0)
+            return self._run(
+                module, rows, self.state(rows), torch.stack([x] * 2), [len(x)] * 2, seeds, together
             )
-            return found, after
 
         with torch.no_grad():
+            had = self._outside()
             try:
-                scored, after = trial(pair, training=False, together=False)
-                alone, _ = trial(pair[:1], training=False, together=False)
-                trained, _ = trial(pair, training=True, together=False)
+                scored, still = trial(pair, training=False)
+                trained, after = trial(pair, training=True)
                 self.record_loss(scored, labels[:1].to(self.device).expand(2, 2))
-                same, _ = trial(twice, training=True, together=False)
+                again, _ = trial(pair, training=True)
+                same, after_same = trial(twice, training=True)
+                drawn = [self._draws(m, theta, pair) for m in (self._train, self._eval)]
             except ValueError:
                 raise
             except Exception as error:
@@ -348,29 +366,87 @@ class Objective:
                     f"{self.name} changes its input in place, which would change the federation's "
                     f"data: use inplace=False."
                 )
-            if _differ(scored[:, :1], alone):
+            now = self._outside()
+            changed = [n for (n, b), (_, h) in zip(now, had, strict=True) if not b.equal(h)]
+            if changed:
                 raise ValueError(
-                    f"{self.name} mixes records: what it predicts for one depends on the others in "
-                    f"the batch, so predictions would depend on who is scored together."
+                    f"{self.name} changes its buffer '{changed[0]}', which is not in its "
+                    f"state_dict, or no number: clients could not be told apart. Register it as a "
+                    f"persistent buffer of floats or integers."
                 )
-            moved = [v for n, v in self.state(theta).items() if _differ(v[:1], after[n][:1])]
-            if moved or any(_differ(b, h) for b, h in zip(constant, had, strict=True)):
+            moved = [n for n, v in self.state(theta).items() if _differ(v[:1], still[n][:1])]
+            if moved:
                 raise ValueError(
-                    f"{self.name} changes a buffer while it is scored, or one that is not in its "
-                    f"state_dict: clients could not be told apart."
+                    f"{self.name} changes its buffer '{moved[0]}' while it is scored: what is "
+                    f"evaluated would change what is trained."
                 )
-            self.mixes = _differ(trained[:, :1], same[:, :1])
+            if drawn[1]:
+                raise ValueError(
+                    f"{self.name} draws random numbers while it is scored: draw only where "
+                    f"self.training is true."
+                )
+            if _differ(again, trained):
+                raise ValueError(
+                    f"{self.name} puts out something else when it is called again with the same "
+                    f"weights, buffers and draws of torch: keep its state in buffers, and draw "
+                    f"from torch's own generator."
+                )
+            self._check_apart(lambda: trial(pair[:1], training=False)[0], scored)
+            self.draws = self.draws or drawn[0]
+            self.mixes = _differ(trained[:, :1], same[:, :1]) or _moved(after, after_same)
             try:
-                trial(pair[:1], training=True, together=False)
+                _, after_one = trial(pair[:1], training=True)
+                # What counts records must not count padding.
+                self.mixes = self.mixes or _moved(after, after_one)
             except Exception:
                 self.smallest = 2
         why = _why_apart(lambda: trial(pair, training=False, together=True)[0], scored)
         self._scored_together = not why
-        if not why and not self.draws:
+        if self.draws:
             # Dropout's draws would not be keyed by client.
+            why = "it draws random numbers while training"
+        elif not why:
             why = _why_apart(lambda: trial(pair, training=True, together=True)[0], trained)
-        self.reason = self.reason or why
-        self.batched = not self.reason
+        self.reason, self.batched = why, not why
+        self._narrow()
+
+    def _outside(self) -> list[tuple[str, Tensor]]:
+        """Buffers that are not in rows or counters, of both modes; copies."""
+        return [
+            (name, buffer.clone())
+            for module in (self._train, self._eval)
+            for name, buffer in module.named_buffers()
+            if name not in self._floats and name not in self._whole
+        ]
+
+    def _draws(self, module: nn.Module, theta: Tensor, x: Tensor) -> bool:
+        """Whether a forward pass takes numbers from torch's generator."""
+        with _drawing(0, self.device):
+            had = _generator_state(self.device)
+            self._run(module, theta, self.state(theta), x[None], [len(x)], (), False)
+            return not torch.equal(_generator_state(self.device), had)
+
+    def _check_apart(self, alone: Callable[[], Tensor], scored: Tensor) -> None:
+        """Refuse a module whose prediction for a record depends on the others."""
+        try:
+            mixes, how = _differ(scored[:, :1], alone()), "depends on the others in the batch"
+        except Exception as error:
+            mixes, how = True, f"needs others in the batch ({_first_line(error)})"
+        if mixes:
+            raise ValueError(
+                f"{self.name} mixes records: what it predicts for one {how}, so predictions would "
+                f"depend on who is scored together."
+            )
+
+    def _narrow(self) -> None:
+        """Use the faster form of narrow layers where many clients run at once."""
+        for module, together in (
+            (self._train, self.batched),
+            (self._eval, self._scored_together),
+        ):
+            for layer in module.modules() if together else ():
+                if type(layer) is nn.Linear and layer.out_features <= NARROW:
+                    layer.__class__ = _NarrowLinear
 
     # ---- data -------------------------------------------------------------------------------
 
@@ -479,7 +555,7 @@ class Objective:
 
             def one(tensors: State, x: Tensor) -> tuple[Tensor, State]:
                 tensors = dict(tensors)
-                result = _forward(module, tensors, x)
+                result = self._forward(module, tensors, x)
                 # A module may write into a buffer or replace it: either is found in the dict.
                 return result, {name: tensors[name] for name in names}
 
@@ -493,12 +569,24 @@ class Objective:
             # Own records only: neither draws nor statistics may depend on padding.
             x = features[i, :count]
             with _drawing(seeds[i] if seeds else None, self.device):
-                result = self._shaped(_forward(module, tensors, x)[None], count)[0]
+                result = self._shaped(self._forward(module, tensors, x)[None], count)[0]
             padding = features.shape[1] - count
             rows.append(F.pad(result, (0, 0) * (result.ndim - 1) + (0, padding)))
             for name in names:
                 moved[name].append(tensors[name])
         return torch.stack(rows), {name: torch.stack(values) for name, values in moved.items()}
+
+    def _forward(self, module: nn.Module, tensors: State, x: Tensor) -> Tensor:
+        """Outputs of one client's module; ``tensors`` then hold its buffers as they are after."""
+        for alias, name in self._aliases.items():
+            if name in tensors:
+                tensors[alias] = tensors[name]
+        # torch's own tie_weights leaves the given tensors behind in a layer that is used twice.
+        result = functional_call(module, tensors, (x,), tie_weights=False)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            kind = result.dtype if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"{self.name} returns {kind}: a floating point tensor is needed.")
+        return result
 
     def _shaped(self, result: Tensor, n: int) -> Tensor:
         """Outputs ``[k, n]`` or ``[k, n, C]`` of n records, whichever the task needs."""
@@ -560,16 +648,6 @@ class Objective:
         return None
 
 
-def _forward(module: nn.Module, tensors: State, x: Tensor) -> Tensor:
-    result = functional_call(module, tensors, (x,))
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        kind = result.dtype if isinstance(result, Tensor) else type(result).__name__
-        raise ValueError(
-            f"{type(module).__name__} returns {kind}: a floating point tensor is needed."
-        )
-    return result
-
-
 @contextlib.contextmanager
 def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
     """Torch's own generators at a seed, and as they were afterwards."""
@@ -582,6 +660,33 @@ def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
+
+
+def _aliases(module: nn.Module) -> dict[str, str]:
+    """Other names of parameters and buffers that several layers share, and their first names."""
+    first: dict[int, str] = {}
+    aliases = {}
+    # Every layer once, unlike named_parameters(remove_duplicate=False).
+    for prefix, layer in module.named_modules():
+        for name, value in (*layer._parameters.items(), *layer._buffers.items()):
+            if value is not None:
+                full = f"{prefix}.{name}" if prefix else name
+                known = first.setdefault(id(value), full)
+                if known != full:
+                    aliases[full] = known
+    return aliases
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    """The state of the generator that layers on a device draw from."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.get_rng_state()
+
+
+def _moved(one: State, other: State) -> bool:
+    """Whether two trials leave different buffers behind."""
+    return any(_differ(value, other[name]) for name, value in one.items())
 
 
 def _why_apart(together: Callable[[], Tensor], apart: Tensor) -> str:
@@ -649,6 +754,7 @@ class LinearModule(Objective):
 
     def check(self, features: Tensor, labels: Tensor) -> None:
         """Nothing to try: what a linear layer does is known."""
+        self._narrow()
 
     def design(self, data: Data) -> Tensor:
         """X ``[k, n_max, d + 1]``: a column of ones where the model has a bias, 0 if padded."""

@@ -106,7 +106,8 @@ class Result:
         facts: of the handshake.
         history: all scores, and the long table.
         theta: the personalised models ``[K, p + b]`` of the last evaluated round.
-        counters: whole-number buffers of each client's module ``[K, c]``.
+        counters: whole-number buffers of each client's module ``[K, c]``, of that round too; None
+            where there are none, or no round was evaluated.
         unseen: clients that took part in no round; they are scored with what they would receive.
         server: the server's state.
         scored: the server's state at the last evaluated round, that of ``theta``.
@@ -373,12 +374,8 @@ class Trainer:
                 kept = {name: value[cohort.index] for name, value in kept.items()}
             self._check(round, result, asked, uplink, kept)
             server = algorithm.aggregate(server, uplink, asked)
-            if self.objective.counts:
-                if uplink:
-                    counters = torch.maximum(counters, counted.max(0).values)
-                # A shared model has the largest counters, a client's own model its own.
-                shared = bool(uplink) and self.training.buffers == "average"
-                result.counters = counters.expand_as(engine.counters) if shared else engine.counters
+            if uplink and self.objective.counts:
+                counters = torch.maximum(counters, counted.max(0).values)
             message = None
             scored = round % self.eval_every == 0 or round == self.rounds
             if scored:
@@ -389,6 +386,11 @@ class Trainer:
                 history.add(round, scores)
                 # A copy: rows of the clients' state are written again next round.
                 result.theta, result.scored = theta.clone(), server
+                if self.objective.counts:
+                    # A shared model has the largest counters, a client's own model its own.
+                    shared = bool(uplink) and self.training.buffers == "average"
+                    own = counters.expand_as(engine.counters) if shared else engine.counters
+                    result.counters = own.clone()
             result.server, result.rounds = server, round
             if scored:
                 for callback in self.callbacks:
@@ -424,7 +426,7 @@ class Trainer:
         steps: float = training.local_steps
         if training.local_epochs is not None:
             taken = [training.steps(m, self.objective.smallest) for m in n.tolist()]
-            steps = float((n * torch.tensor(taken)).sum() / n.sum())
+            steps = int((n * torch.tensor(taken)).sum()) / int(n.sum())
         facts = Facts(
             eta=eta,
             local_steps=steps,

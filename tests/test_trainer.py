@@ -41,7 +41,7 @@ def mlp(d=3, seed=0):
 def everything(result):
     """All numbers of a result, to compare runs to the bit."""
     rows = [tuple(repr(v) for v in row) for row in result.history.rows()]
-    return rows, {"theta": result.theta, **result.server}
+    return rows, {"personal": result.theta, **result.server}
 
 
 def same_bits(a, b):

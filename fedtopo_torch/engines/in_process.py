@@ -279,7 +279,9 @@ class InProcess:
 
     def _with(self, value: Tensor, buffers: Tensor) -> Tensor:
         """Models ``[k, ..., p + b]`` with other buffers ``[k, b]``; what is no model, as it is."""
-        if not value.is_floating_point() or value.shape[-1] != self.objective.width:
+        if value.ndim < 2 or value.shape[-1] != self.objective.width:
+            return value
+        if not value.is_floating_point():
             return value
         lead = value.shape[:-1]
         shaped = buffers.reshape(len(buffers), *[1] * (value.ndim - 2), -1).expand(*lead, -1)
@@ -300,7 +302,7 @@ class InProcess:
         if self.buffers is not None:
             p, width = self.objective.p, self.objective.width
             message = {
-                name: value[..., :p] if value.shape[-1] == width else value
+                name: value[..., :p] if value.ndim > 1 and value.shape[-1] == width else value
                 for name, value in message.items()
             }
         if not self.objective.counts or self.training.buffers == "local" or not message:
