@@ -23,6 +23,8 @@ class FedAvgM(FedAvg):
         return {"theta": theta0, "momentum": torch.zeros_like(theta0)}
 
     def aggregate(self, server, uplink, clients):
-        step = server["theta"] - clients.mean(uplink["theta"])
-        momentum = self.beta * server["momentum"] + step
-        return {"theta": server["theta"] - momentum, "momentum": momentum}
+        mean = clients.mean(uplink["theta"])
+        momentum = self.beta * server["momentum"] + server["theta"] - mean
+        # Parameters step, the buffers of a network (BatchNorm's) become the mean's.
+        theta = clients.stepped(server["theta"] - momentum, mean, 0.0)
+        return {"theta": theta, "momentum": momentum}

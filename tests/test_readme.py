@@ -23,7 +23,8 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 def fedtopo_commands() -> list[list[str]]:
-    lines = [line.partition("#")[0] for block in blocks("sh") for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks("sh")]
+    lines = [line.partition("#")[0] for block in whole for line in block.splitlines()]
     commands = [part.strip() for line in lines for part in line.split("&&")]
     return [shlex.split(c)[1:] for c in commands if c.startswith("fedtopo ")]
 
@@ -56,7 +57,7 @@ def test_python_blocks_run(workspace):
             assert CliRunner().invoke(app, ["train", "--rounds", "2"]).exit_code == 0
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
         ran += 1
-    assert ran == 3
+    assert ran == 4
 
 
 def test_the_example_method_is_the_file_in_the_workspace(workspace):
