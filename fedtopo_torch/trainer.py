@@ -219,7 +219,9 @@ class Trainer:
             closed_form=closed_form,
             device=self.device,
         )
-        self.objective.check(*_varied(federation))
+        mean = math.ceil(float(federation.train.n.double().mean()))
+        records = min(mean, self.training.batch_size or mean)
+        self.objective.check(*_varied(federation), records)
         self._check_batches()
         self.evaluator = Evaluator(federation, self.objective, splits, metrics)
 
