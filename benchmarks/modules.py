@@ -50,7 +50,7 @@ STEPS, BATCH, ETA, L2, SEED = 10, 32, 0.1, 0.01, 0
 MODELS: dict[str, tuple[Model, float]] = {
     "MLP 64-128-10": (MLP(hidden=128), 3.0),
     "MLP, BatchNorm": (MLP(hidden=128, norm="batch"), 2.8),
-    "CNN 8 x 8, 16 and 32 channels": (CNN(), 1.5),
+    "CNN 8 x 8": (CNN(), 1.5),
     "CNN, BatchNorm": (CNN(norm="batch"), 1.0),
 }
 
@@ -219,7 +219,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parts: tuple[Callable[[], Table], ...] = (lambda: networks(options.repeats), cohorts)
     for part in parts:
-        Console().print(part())
+        Console(width=100).print(part())
     print(f"torch {torch.__version__}, {platform.machine()}, one thread")
 
 
