@@ -207,7 +207,6 @@ class Evaluator:
             share = counted.to(federation.dtype) / int(counted.sum())
             self._share[name] = share.to(objective.device)
         self.size = len(federation)
-        self._of = {"auc": self._auc, "rmse": self._errors, "r2": self._errors}
 
     def __call__(
         self, theta: Tensor, clusters: Tensor | None = None
@@ -224,6 +223,8 @@ class Evaluator:
             )
         theta = theta.to(self.objective.device)
         scores = {}
+        # Not kept: bound methods in an object would keep it, and all data, until the collector ran.
+        special = {"auc": self._auc, "rmse": self._errors, "r2": self._errors}
         for split, parts in self._data.items():
             outputs = [
                 self.objective.outputs(
@@ -232,7 +233,7 @@ class Evaluator:
                 for d in parts
             ]
             for metric in self.metrics:
-                compute = self._of.get(metric, self._mean)
+                compute = special.get(metric, self._mean)
                 scores[split, metric] = _home(compute(split, metric, outputs, clusters))
         return scores
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 __all__ = ["Bucket", "Client", "Federation", "Moments", "Split", "Task"]
 
@@ -160,18 +161,15 @@ class Split:
     def _stack(self, rows: list[int], *, keep: bool = False) -> Bucket:
         n = self.n[rows]
         longest = int(n.max())
-        first_x, first_y = self._features[rows[0]], self._labels[rows[0]]
-        features = first_x.new_zeros((len(rows), longest, *first_x.shape[1:]))
-        labels = first_y.new_zeros((len(rows), longest))
-        for i, row in enumerate(rows):
-            features[i, : n[i]] = self._features[row]
-            labels[i, : n[i]] = self._labels[row]
-            if keep:
-                # From here on the client's records are views: nothing is stored twice.
+        features = pad_sequence([self._features[row] for row in rows], batch_first=True)
+        labels = pad_sequence([self._labels[row] for row in rows], batch_first=True)
+        if keep:
+            # From here on the client's records are views: nothing is stored twice.
+            for i, row in enumerate(rows):
                 self._features[row], self._labels[row] = features[i, : n[i]], labels[i, : n[i]]
         mask = None
         if int(n.min()) < longest:
-            mask = (torch.arange(longest) < n[:, None]).to(first_x.dtype)
+            mask = (torch.arange(longest) < n[:, None]).to(features.dtype)
         return Bucket(
             torch.tensor(rows), tuple(self._names[r] for r in rows), features, labels, mask, n
         )

@@ -308,7 +308,7 @@ class LocalProblem:
         if not steps:
             return theta.clone()
         weights, state = objective.weights(theta), objective.state(theta, self.counters)
-        optimizer = None
+        optimizer, stepping = None, False
         if self.facts is not None and not self.facts.training.bare:
             weights = weights.clone()
             optimizer = self.facts.training.optimizer_for([weights], lr)
@@ -319,7 +319,10 @@ class LocalProblem:
             if extra is not None:
                 slope.add_(objective.weights(self._corrected(extra, theta)))
             if optimizer is None:
-                weights = weights.sub(slope, alpha=lr)
+                # In place, but for the first step, whose weights are the caller's.
+                out = weights if stepping else torch.empty_like(weights)
+                weights = torch.sub(weights, slope, alpha=lr, out=out)
+                stepping = True
             else:
                 weights.grad = slope
                 optimizer.step()

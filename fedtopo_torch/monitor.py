@@ -245,7 +245,7 @@ class TensorBoard:
         self._texts: dict[str, str] = {}
         self._write_report(result, report, 0)
         if "descriptor" in report and len(self._names) <= SHOWN_CLIENTS:
-            self._write_descriptors(trainer, result, report)
+            self._write_descriptors(result, report)
         # A resumed run writes its first rounds again: one file, one clean curve.
         for round, scores in result.history.replay():
             self.evaluated(round, scores)
@@ -311,10 +311,10 @@ class TensorBoard:
                 self._writer.add_text(tag, text, step)
         self._texts = texts
 
-    def _write_descriptors(self, trainer: Trainer, result: Result, report: dict[str, Any]) -> None:
+    def _write_descriptors(self, result: Result, report: dict[str, Any]) -> None:
         from .figures import distance_figure, persistence_figure
 
-        federation, facts, names = result.federation, result.facts, self._names
+        facts, names = result.facts, self._names
         phi = [report["descriptor"][name] for name in names]
         cluster = _cluster_of(report)
         labels = [cluster.get(name, 0) for name in names]
@@ -327,12 +327,8 @@ class TensorBoard:
             tag="descriptors",
         )
         self._add(_image("descriptors/distances", distance_figure(phi, names, labels)), 0)
-        clouds = federation.clouds
-        if trainer.algorithm.model_dump().get("scale") == "pooled":
-            mean, scale = facts.mean.numpy(), facts.scale.numpy()
-            clouds = [(cloud - mean) / scale for cloud in clouds]
         figure = persistence_figure(
-            clouds, names, facts.seed, size=max(1, min(DIAGRAM_SIZE, facts.smallest))
+            result.described, names, facts.seed, size=max(1, min(DIAGRAM_SIZE, facts.smallest))
         )
         self._add(_image("descriptors/persistence diagrams", figure), 0)
 

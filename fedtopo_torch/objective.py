@@ -153,6 +153,9 @@ class Objective:
     bucket_size: ClassVar[int] = 1_500_000
     #: Numbers of all rows of a bucket, at most: several copies of them are held at a time.
     rows_size: ClassVar[int] = 4_000_000
+    #: Numbers that the widest layer puts out for a bucket in one step: what leaves the processor's
+    #: cache is fetched again by every operation (networks on 8 x 8 images: 15 % of a step).
+    layer_size: ClassVar[int] = 1_000_000
 
     def __init__(
         self,
@@ -212,6 +215,7 @@ class Objective:
         self._scored_together = True
         self.mixes = False
         self.smallest = 1
+        self._widest = self._records = 1
 
     # ---- theta <-> module -------------------------------------------------------------------
 
@@ -316,11 +320,12 @@ class Objective:
 
     # ---- trying it out ----------------------------------------------------------------------
 
-    def check(self, features: Tensor, labels: Tensor) -> None:
-        """Try the module on a few records: sets draws, batched, mixes and smallest.
+    def check(self, features: Tensor, labels: Tensor, records: int = 1) -> None:
+        """Try the module on a few records: sets draws, batched, mixes, smallest and most.
 
         Args:
             features, labels: of one client, ``[n, ...]`` and ``[n]``.
+            records: that a client has in one step, about.
 
         Raises:
             ValueError: the module fails on them, changes its input or a buffer that is not in its
@@ -348,7 +353,8 @@ class Objective:
         with torch.no_grad():
             had = self._outside()
             try:
-                scored, still = trial(pair, training=False)
+                with _watched(self._eval) as widths:
+                    scored, still = trial(pair, training=False)
                 trained, after = trial(pair, training=True)
                 self.record_loss(scored, labels[:1].to(self.device).expand(2, 2))
                 again, _ = trial(pair, training=True)
@@ -400,6 +406,7 @@ class Objective:
                 self.mixes = self.mixes or _moved(after, after_one)
             except Exception:
                 self.smallest = 2
+        self._widest, self._records = max(widths), records
         why = _why_apart(lambda: trial(pair, training=False, together=True)[0], scored)
         self._scored_together = not why
         if self.draws:
@@ -453,7 +460,8 @@ class Objective:
     @property
     def most(self) -> int:
         """Clients per bucket, at most."""
-        return max(1, self.rows_size // self.width)
+        layers = self._widest * self._records
+        return max(1, min(self.rows_size // self.width, self.layer_size // layers))
 
     def data(
         self, split: Split, kinds: tuple[int, ...] | None = None, most: int | None = None
@@ -649,6 +657,23 @@ class Objective:
 
 
 @contextlib.contextmanager
+def _watched(module: nn.Module) -> Iterator[list[int]]:
+    """Numbers per record that each layer puts out, once the module has been run."""
+    widths: list[int] = [1]
+
+    def note(layer: nn.Module, given: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.ndim:
+            widths.append(out.numel() // max(1, len(out)))
+
+    handles = [layer.register_forward_hook(note) for layer in module.modules()]
+    try:
+        yield widths
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
     """Torch's own generators at a seed, and as they were afterwards."""
     if seed is None:
@@ -752,7 +777,7 @@ class LinearModule(Objective):
         """theta_0 = 0: the problem is convex, so nothing is gained by drawing a start."""
         return torch.zeros(self.p, dtype=self.dtype)
 
-    def check(self, features: Tensor, labels: Tensor) -> None:
+    def check(self, features: Tensor, labels: Tensor, records: int = 1) -> None:
         """Nothing to try: what a linear layer does is known."""
         self._narrow()
 

@@ -13,7 +13,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import checkpoint
@@ -21,7 +23,7 @@ from .algorithms.base import Algorithm, Cohort, Message, State
 from .engines import InProcess
 from .evaluation import Evaluator, History, Score
 from .federation import Federation, Moments
-from .local import Facts
+from .local import Facts, LocalProblem
 from .models.base import Model
 from .models.logistic import default_model
 from .objective import Objective, objective_for
@@ -136,7 +138,23 @@ class Result:
 
         See :meth:`fedtopo_torch.algorithms.base.Algorithm.report`.
         """
-        return self.algorithm.report(self.server, self.facts, self.federation.clouds)
+        return self.algorithm.report(self.server, self.facts, self.described)
+
+    @property
+    def described(self) -> list[NDArray[np.float64]]:
+        """What the method described of each client, ``[n_k, q]``; its training features mostly.
+
+        See :meth:`fedtopo_torch.algorithms.base.Algorithm.described`.
+        """
+        federation = self.federation
+        if type(self.algorithm).described is Algorithm.described:
+            return federation.clouds
+        found: list[NDArray[np.float64]] = []
+        for i, cloud in enumerate(federation.clouds):
+            (data,) = self.objective.some(federation.train, [i])
+            problem = LocalProblem(self.objective, data, [cloud], self.facts)
+            found += self.algorithm.described(problem)
+        return found
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
         """One ``state_dict`` per client, for the plain torch module."""
@@ -217,7 +235,9 @@ class Trainer:
             closed_form=closed_form,
             device=self.device,
         )
-        self.objective.check(*_varied(federation))
+        mean = math.ceil(float(federation.train.n.double().mean()))
+        records = min(mean, self.training.batch_size or mean)
+        self.objective.check(*_varied(federation), records)
         self._check_batches()
         self.evaluator = Evaluator(federation, self.objective, splits, metrics)
 

@@ -122,6 +122,14 @@ class Algorithm(Options):
         """Rows ``[k, ...]`` that stay on the clients between rounds; none by default."""
         return {}
 
+    def described(self, problem: LocalProblem) -> Sequence[NDArray[np.float64]]:
+        """What a client's descriptor is made of, one ``[n_k, q]`` array per client.
+
+        Training features in their own units by default. Client-side: for :meth:`introduce`; in
+        simulations also given to :meth:`report` and drawn by TensorBoard's figures.
+        """
+        return problem.clouds
+
     def introduce(self, problem: LocalProblem) -> Message:
         """What a client sends once about its data, before round 1; nothing by default."""
         return {}
@@ -197,8 +205,9 @@ class Algorithm(Options):
 
         By default the names in each cluster, as ``clusters``, of a method that has some.
 
-        Simulation only: ``clouds`` are all clients' training features, which no server sees;
-        what is computed from them here is printed, never sent and never used in training.
+        Simulation only: ``clouds`` are what :meth:`described` gives for all clients, which no
+        server sees; what is computed from them here is printed, never sent and never used in
+        training.
         """
         labels = self.clusters(server)
         if labels is None:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from .. import topology
 from ..local import Facts, LocalProblem
+from ..options import OptionError
 from ..registry import register
 from .base import Message, State
 from .clustered import ClusteredAlgorithm
@@ -30,6 +31,15 @@ class PTopoFL(ClusteredAlgorithm):
 
     Descriptor phi_k, partition and trust t_k are those of :mod:`fedtopo_torch.topology`; weights
     are w_k proportional to n_k exp(-|phi_k - centroid of its cluster|) t_k.
+
+    ``describe=LAYER`` describes, instead of features, what that layer of the initial model puts
+    out for a client's training records (evaluation mode, flattened, ``[n_k, q]``). Everybody knows
+    the initial model, so nothing more is sent. It sees features as models do, standardised.
+
+    Limits: contraction, drift bound and the calibration of alpha from abar are proved for strongly
+    convex losses and plain gradient steps. For a network they are a heuristic: the blending reached
+    may differ from abar (``alpha`` sets it directly), and descriptors of random features tell of
+    the records' geometry only as far as an untrained layer keeps it.
     """
 
     title: ClassVar[str] = "pTopoFL"
@@ -50,16 +60,34 @@ class PTopoFL(ClusteredAlgorithm):
     scale: Literal["raw", "pooled"] = Field(
         "raw", description="describe features in their own units, or standardised by pooled moments"
     )
+    describe: str = Field(
+        "features",
+        description="what is described: features, or the name of a layer of the initial model, "
+        "whose activations are (act1 of model mlp; a wrong name lists them)",
+    )
     n_sub: int = Field(80, ge=2, description="records per subsample of the descriptor, at most")
     repeats: int = Field(5, ge=1, description="subsamples averaged in a descriptor")
 
-    def _described(
-        self, clouds: Sequence[NDArray[np.float64]], facts: Facts
-    ) -> Sequence[NDArray[np.float64]]:
+    @model_validator(mode="after")
+    def _consistent(self) -> PTopoFL:
+        if self.describe != "features" and self.scale == "pooled":
+            raise ValueError(
+                f"scale = pooled is for features: activations of a layer (describe = "
+                f"{self.describe}) have no pooled moments; leave scale out"
+            )
+        return self
+
+    def described(self, problem: LocalProblem) -> Sequence[NDArray[np.float64]]:
+        if self.describe != "features":
+            try:
+                return problem.activations(self.describe)
+            except ValueError as error:
+                raise OptionError(f"describe = {self.describe}: {error}") from error
         if self.scale == "raw":
-            return clouds
-        mean, scale = facts.mean.numpy(), facts.scale.numpy()
-        return [(cloud - mean) / scale for cloud in clouds]
+            return problem.clouds
+        assert problem.facts is not None
+        mean, scale = problem.facts.mean.numpy(), problem.facts.scale.numpy()
+        return [(cloud - mean) / scale for cloud in problem.clouds]
 
     def _settings(self, facts: Facts) -> dict[str, int]:
         size = min(self.n_sub, facts.smallest)
@@ -69,17 +97,16 @@ class PTopoFL(ClusteredAlgorithm):
         self, clouds: Sequence[NDArray[np.float64]], names: Sequence[str], facts: Facts
     ) -> Tensor:
         """Descriptors of random halves of every client's records ``[k, 6, 2, 46]``."""
-        clouds = self._described(clouds, facts)
         return torch.from_numpy(topology.halves(clouds, names, **self._settings(facts)))
 
     def introduce(self, problem: LocalProblem) -> Message:
         facts = problem.facts
         assert facts is not None
-        clouds = self._described(problem.clouds, facts)
+        clouds = self.described(problem)
         phi = topology.descriptors(clouds, problem.names, **self._settings(facts))
         message = {"descriptor": torch.from_numpy(phi)}
         if self.n_clusters == "auto":
-            message["halves"] = self._halves(problem.clouds, problem.names, facts)
+            message["halves"] = self._halves(clouds, problem.names, facts)
         return message
 
     def partition(self, introductions: Message, facts: Facts) -> State:

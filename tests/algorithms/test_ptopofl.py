@@ -1,14 +1,18 @@
 """pTopoFL: weights from descriptors by the formulas, partitions, small and far-off clients."""
 
 import warnings
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedtopo_torch import topology
 from fedtopo_torch.algorithms import Cohort, PTopoFL
 from fedtopo_torch.federation import Client, Federation
-from fedtopo_torch.models.logistic import Logistic
+from fedtopo_torch.models import CNN, Logistic
+from fedtopo_torch.options import OptionError
 from fedtopo_torch.trainer import Trainer
 
 
@@ -163,6 +167,95 @@ def test_twenty_records_are_not_few(make_federation):
         warnings.simplefilter("error")
         result = Trainer(PTopoFL(), make_federation([20, 30]), Logistic(), rounds=1).run()
     assert result.facts.smallest == 20
+
+
+# Activations of a layer
+
+
+def network(d=3, out=1):
+    return nn.Sequential(
+        OrderedDict(
+            hidden=nn.Linear(d, 4), act=nn.Tanh(), drop=nn.Dropout(0.5), out=nn.Linear(4, out)
+        )
+    )
+
+
+def described(federation, module, options, **settings):
+    settings = {"rounds": 1, "eta": 0.1, **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of dropout, which goes client by client
+        return Trainer(PTopoFL(**options), federation, module, **settings).run()
+
+
+@pytest.mark.parametrize("sizes", [[40, 40, 40], [50, 25, 40, 31]])
+def test_descriptors_of_a_layer_are_those_of_numpys_activations(make_federation, sizes):
+    federation, module = make_federation(sizes), network().double()
+    result = described(federation, module, {"describe": "act", "n_clusters": "auto"})
+    weight, bias = (p.detach().numpy() for p in module.hidden.parameters())
+    moments = federation.moments
+    mean, scale = moments.mean.numpy(), moments.scale().numpy()
+    clouds = [np.tanh((x - mean) / scale @ weight.T + bias) for x in federation.clouds]
+    for found, expected in zip(result.described, clouds, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    settings = {"seed": 0, "size": min(sizes), "repeats": 5}
+    phi = topology.descriptors(clouds, federation.names, **settings)
+    halves = topology.halves(clouds, federation.names, **settings)
+    np.testing.assert_allclose(result.server["descriptor"], phi, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(result.server["halves"], halves, rtol=0, atol=1e-9)
+    # Nothing but the descriptors is sent, whatever the layer's width.
+    assert result.communication.contents["introduction up"] == {"descriptor": 46, "halves": 552}
+
+
+def test_the_report_describes_what_was_sent(make_federation):
+    federation, module = make_federation([40, 40, 40]), network().double()
+    sent = described(federation, module, {"describe": "act", "n_clusters": "auto"})
+    # Not sent with a number given: the report computes the halves itself, of the same activations.
+    told = described(federation, module, {"describe": "act", "n_clusters": 2}).report
+    assert told["choice"]["reproducibility"] == sent.report["choice"]["reproducibility"]
+    features = described(federation, module, {"n_clusters": 2}).report
+    assert features["choice"]["reproducibility"] != told["choice"]["reproducibility"]
+
+
+def test_the_layer_is_the_initial_models_however_long_the_run(make_federation):
+    federation, module = make_federation([40, 40]), network().double()
+    short, long = (
+        described(federation, module, {"describe": "hidden"}, rounds=rounds) for rounds in (1, 4)
+    )
+    assert torch.equal(short.server["descriptor"], long.server["descriptor"])
+    for one, other in zip(short.described, long.described, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_activations_of_images_are_flattened_and_do_not_depend_on_padding():
+    rng = np.random.default_rng(0)
+    clients = [
+        Client(f"c{k}", (rng.normal(size=(n, 1, 4, 4)), np.arange(n) % 2))
+        for k, n in enumerate((25, 32))
+    ]
+    together, alone = Federation(clients, standardize=False), []
+    model, settings = CNN(channels=(2, 3)), {"splits": ("train",)}
+    found = described(together, model, {"describe": "pool1"}, **settings)
+    assert [cloud.shape for cloud in found.described] == [(25, 8), (32, 8)]
+    for k in (0, 1):
+        federation = Federation([clients[k]], standardize=False)
+        (cloud,) = described(federation, model, {"describe": "pool1"}, **settings).described
+        alone.append(cloud)
+    for one, other in zip(found.described, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
+
+
+def test_a_layer_that_is_not_there_is_an_error_that_lists_the_layers(make_federation):
+    federation = make_federation([40, 40])
+    message = r"describe = hiden: Sequential has no layer 'hiden'. Its layers: hidden, act, drop"
+    with pytest.raises(OptionError, match=message):
+        described(federation, network(), {"describe": "hiden"})
+    with pytest.raises(OptionError, match=r"Linear has no layer 'act'. Its layers: none"):
+        described(federation, Logistic(), {"describe": "act"})
+
+
+def test_pooled_scale_is_for_features():
+    with pytest.raises(OptionError, match=r"scale = pooled is for features.*describe = act1"):
+        PTopoFL(describe="act1", scale="pooled")
 
 
 # What the descriptor depends on
