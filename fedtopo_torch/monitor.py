@@ -239,6 +239,9 @@ class TensorBoard:
         self._write_report(result, report, 0)
         if "descriptor" in report and len(self._names) <= SHOWN_CLIENTS:
             self._write_descriptors(trainer, result, report)
+        # Of a resumed run the curves begin where the run did.
+        for round, scores in result.history.replay():
+            self.evaluated(round, scores)
         self._writer.flush()
 
     def evaluated(self, round: int, scores: Scores) -> None:

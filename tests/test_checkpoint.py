@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from fedtopo_torch import checkpoint
@@ -15,6 +16,7 @@ from fedtopo_torch.algorithms import Ditto, FedAvg, FedProx, Local
 from fedtopo_torch.checkpoint import CheckpointError
 from fedtopo_torch.federation import Federation
 from fedtopo_torch.models.logistic import Logistic
+from fedtopo_torch.monitor import FolderInUse, TensorBoard
 from fedtopo_torch.registry import algorithms
 from fedtopo_torch.trainer import Trainer
 
@@ -196,6 +198,31 @@ def test_fewer_rounds_than_were_done_are_refused(make_federation, tmp_path):
     run(FedAvg(), federation, rounds=4, **kept)
     with pytest.raises(CheckpointError, match=r"training\.rounds was 4, is 3"):
         run(FedAvg(), federation, rounds=3, resume=True, **kept)
+
+
+# Fault 30: one clean curve
+
+
+def curve(folder):
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return [(e.step, e.value) for e in reader.Scalars("all clients pooled/test log-loss")]
+
+
+def test_fault_30_a_resumed_run_has_one_whole_curve_and_no_tangled_one(make_federation, tmp_path):
+    federation = make_federation(SIZES)
+    kept = {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 2}
+    first = TensorBoard(tmp_path / "first")
+    run(FedAvg(), federation, callbacks=[first, Stop(4, KeyboardInterrupt())], **kept)
+    # The same folder twice would hold two curves.
+    with pytest.raises(FolderInUse):
+        run(FedAvg(), federation, callbacks=[first], resume=True, **kept)
+    again = TensorBoard(tmp_path / "again")
+    resumed = run(FedAvg(), federation, callbacks=[again], resume=True, **kept)
+    run(FedAvg(), federation, callbacks=[TensorBoard(tmp_path / "straight")])
+    assert resumed.history.rounds == [1, 2, 3, 4, 5]
+    assert [step for step, _ in curve(tmp_path / "first")] == [1, 2, 3, 4]
+    assert curve(tmp_path / "again") == curve(tmp_path / "straight")
+    assert [step for step, _ in curve(tmp_path / "again")] == [1, 2, 3, 4, 5]
 
 
 # What may not change
