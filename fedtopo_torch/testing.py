@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from torch import Tensor, nn
 from .algorithms.base import Algorithm, Cohort, Message, State
 from .federation import Client, Federation
 from .randomness import generator
-from .trainer import Result, Trainer
+from .trainer import Diverged, Result, Trainer
 
 __all__ = ["CHECKS", "check_algorithm", "example_federation", "trace"]
 
@@ -37,6 +39,12 @@ ROUNDS = 3
 SIZES = (30, 24, 41, 24)
 #: How far two ways to compute the same numbers may lie apart in float64.
 ROUNDING = 1e-12
+#: A number in a buffer that nobody has a reason to change.
+MARK = 7.0
+#: Settings of a short run in which not everybody takes part.
+PART: dict[str, Any] = {"participation": 0.75, "rounds": 2}
+#: Settings of a run in which most things that can differ between clients do.
+RAGGED: dict[str, Any] = {"participation": 0.75, "batch_size": 7, "local_epochs": 1}
 
 
 def example_federation(
@@ -65,27 +73,67 @@ def example_federation(
     return Federation(clients, name="example")
 
 
-def _module() -> nn.Module:
-    """A small network whose start is the same every time."""
-    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-    with torch.no_grad():
-        for i, parameter in enumerate(module.parameters()):
-            values = torch.linspace(-1, 1, parameter.numel() + 1)[1:] * (-1) ** i
-            parameter.copy_(values.reshape(parameter.shape) / 2)
-    return module
+def _images() -> Federation:
+    """The same clients with 4 x 4 images; bright ones are of class 1."""
+    clients = []
+    for k, n in enumerate(SIZES):
+        rng = generator(0, "example images", 0, str(k))
+        x = rng.standard_normal((n + 6, 1, 4, 4)) * (1 + k % 2)
+        y = (x.mean((1, 2, 3)) > 0.1 * rng.standard_normal(len(x))).astype(int)
+        clients.append(Client(f"client {k}", (x[:n], y[:n]), (x[n:], y[n:]), group=k % 2))
+    return Federation(clients, name="example images")
 
 
-def _run(algorithm: Algorithm, federation: Federation | None = None, **settings: Any) -> Result:
+class _Marked(nn.Module):
+    """A network with a float buffer that nothing may change: it is :data:`MARK`."""
+
+    mark: Tensor
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.register_buffer("mark", torch.tensor([MARK]))
+        # A start that is the same every time.
+        with torch.no_grad():
+            for i, parameter in enumerate(self.layers.parameters()):
+                values = torch.linspace(-1, 1, parameter.numel() + 1)[1:] * (-1) ** i
+                parameter.copy_(values.reshape(parameter.shape) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+#: What methods are checked with: a federation and a module, by name.
+EXAMPLES: dict[str, Callable[[], tuple[Federation, nn.Module]]] = {
+    "logistic regression": lambda: (example_federation(), nn.Linear(4, 1)),
+    "an MLP with BatchNorm": lambda: (
+        example_federation(),
+        _Marked(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)),
+    ),
+    "a CNN with BatchNorm": lambda: (
+        _images(),
+        _Marked(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1)),
+    ),
+}
+
+
+def _run(
+    algorithm: Algorithm,
+    federation: Federation | None = None,
+    example: str = "logistic regression",
+    *,
+    resume: bool = False,
+    **settings: Any,
+) -> Result:
+    own, module = EXAMPLES[example]()
     settings = {"rounds": ROUNDS, "local_steps": 2, "eta": 0.1, **settings}
-    module = settings.pop("module", None) or nn.Linear(4, 1)
-    one_by_one = settings.pop("one_by_one", False)
-    trainer = Trainer(algorithm, federation or example_federation(), module, **settings)
-    if one_by_one:
-        # Buckets of one client each: what a node of its own would compute.
-        trainer.objective.bucket_size = 1  # type: ignore[misc]
+    if "local_epochs" in settings:
+        del settings["local_steps"]
+    trainer = Trainer(algorithm, federation or own, module, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return trainer.run()
+        return trainer.run(resume=resume)
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
@@ -148,12 +196,29 @@ def check_rerun(algorithm: Algorithm) -> None:
 
 
 def check_finite(algorithm: Algorithm) -> None:
-    """Models and losses stay finite, for a linear model and for a network."""
-    for module in (None, _module()):
-        result = _run(algorithm, module=module)
-        assert bool(result.theta.isfinite().all()), "a personal model is not finite"
-        assert result.theta.shape == (len(SIZES), result.objective.p), "personal is not [k, p]"
-        assert np.isfinite(result.history.pooled()).all(), "a loss is not finite"
+    """Models and losses stay finite."""
+    result = _run(algorithm)
+    assert bool(result.theta.isfinite().all()), "a personal model is not finite"
+    assert np.isfinite(result.history.pooled()).all(), "a loss is not finite"
+
+
+def check_buffers(algorithm: Algorithm) -> None:
+    """Buffers are averaged, and nothing else: only the parameters of a row are stepped."""
+    for example in list(EXAMPLES)[1:]:
+        for buffers in ("average", "local"):
+            result = _run(algorithm, example=example, buffers=buffers, **PART)
+            loss = result.history.pooled()
+            assert np.isfinite(loss).all(), f"{example}: a loss is not finite"
+            for name, state in result.state_dicts().items():
+                gap = abs(float(state["mark"]) - MARK)
+                assert gap <= ROUNDING, (
+                    f"{example}, buffers={buffers}: a buffer that the module never changes has "
+                    f"moved by {gap:.2g} at {name}: step only the first problem.parameters numbers "
+                    f"of a row (problem.stepped and clients.stepped do)"
+                )
+                assert float(state["layers.1.running_var"].min()) > 0, (
+                    f"{example}, buffers={buffers}: a running variance is not positive at {name}"
+                )
 
 
 def check_order(algorithm: Algorithm) -> None:
@@ -164,13 +229,70 @@ def check_order(algorithm: Algorithm) -> None:
 
 def check_rows(algorithm: Algorithm) -> None:
     """Client-side hooks treat rows apart: client by client gives what all together give."""
-    for module in (None, _module()):
-        together = _run(algorithm, module=module)
-        apart = _run(algorithm, module=module, one_by_one=True)
+    _compare_rows(algorithm)
+
+
+def check_chunks(algorithm: Algorithm) -> None:
+    """The same of mini-batches, of clients with other numbers of steps, and of some clients."""
+    _compare_rows(algorithm, list(EXAMPLES)[:2], **RAGGED)
+
+
+def _compare_rows(
+    algorithm: Algorithm, examples: Iterable[str] = EXAMPLES, **settings: Any
+) -> None:
+    for example in examples:
+        together = _run(algorithm, example=example, rounds=2, **settings)
+        apart = _run(algorithm, example=example, rounds=2, chunk_clients=1, **settings)
         gap = float((together.theta - apart.theta).abs().max())
         assert gap <= ROUNDING, (
-            f"clients computed one by one differ by {gap:.2g} from all together: a client-side "
-            f"hook mixes rows"
+            f"{example}{_told(settings)}: clients computed one by one differ by {gap:.2g} from all "
+            f"together: a client-side hook mixes rows"
+        )
+
+
+def _told(settings: dict[str, Any]) -> str:
+    return "".join(f", {name}={value}" for name, value in settings.items())
+
+
+def check_batches(algorithm: Algorithm) -> None:
+    """Steps are taken by ``problem.descend``, on the run's mini-batches."""
+    whole, small = _run(algorithm), _run(algorithm, batch_size=7)
+    trained = not _same(whole.theta, whole.objective.initial().expand_as(whole.theta))
+    assert not (trained and _same(whole.theta, small.theta)), (
+        "batch_size changes nothing: take steps with problem.descend, not by hand on "
+        "problem.gradient, which is over all records"
+    )
+
+
+def check_cohort(algorithm: Algorithm) -> None:
+    """Any clients may take part, one alone too; those who never did can be scored."""
+    for size in (1, 2, 3):
+        for rounds in (1, 5):
+            try:
+                theta = _run(algorithm, clients_per_round=size, rounds=rounds).theta
+            except Diverged as error:
+                raise AssertionError(f"with clients_per_round={size}: {error}") from error
+            assert bool(theta.isfinite().all()), (
+                f"with clients_per_round={size} a personal model is not finite"
+            )
+
+
+def check_resume(algorithm: Algorithm) -> None:
+    """A run that is stopped and resumed gives the same bits: all state is in the dicts."""
+    for example in list(EXAMPLES)[:2]:
+        with tempfile.TemporaryDirectory() as folder:
+            kept = {"checkpoint": Path(folder) / "run.pt", **RAGGED}
+            _run(algorithm, example=example, rounds=2, **kept)
+            # In a new object, as after a restart.
+            again = type(algorithm)(**algorithm.model_dump())
+            resumed = _run(again, example=example, rounds=4, resume=True, **kept)
+        straight = _run(algorithm, example=example, rounds=4, **RAGGED)
+        same = _same(straight.theta, resumed.theta) and all(
+            _same(value, resumed.server[name]) for name, value in straight.server.items()
+        )
+        assert same, (
+            f"{example}: a run resumed after round 2 differs from a straight one: keep what is "
+            f"needed later in the state of the server or of the clients"
         )
 
 
@@ -264,7 +386,8 @@ class _Watched(Algorithm):
     def _part(self, server: State, uplink: Message, clients: Cohort) -> None:
         """Some clients only: their rows are enough, and what the others sent has no say."""
         some = torch.arange(0, len(clients), 2)
-        cohort = Cohort(clients.index[some], clients.n[some], clients.total)
+        index, n = clients.index[some], clients.n[some]
+        cohort = Cohort(index, n, clients.total, clients.parameters)
         part = self.inner.aggregate(server, {n: v[some] for n, v in uplink.items()}, cohort)
         for name, value in part.items():
             assert value.shape == server[name].shape, f"aggregate of some clients reshapes '{name}'"
@@ -292,6 +415,7 @@ def _frozen(argument: Any) -> dict[str, Tensor] | None:
 def check_hooks(algorithm: Algorithm) -> None:
     """Hooks are pure: nothing changed in place, declared state, rows, and any cohort will do."""
     _run(_Watched(inner=algorithm))
+    _run(_Watched(inner=algorithm), example="an MLP with BatchNorm", **RAGGED)
 
 
 def check_single_client(algorithm: Algorithm) -> None:
@@ -311,6 +435,11 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     check_order,
     check_rows,
     check_hooks,
+    check_buffers,
+    check_chunks,
+    check_batches,
+    check_cohort,
+    check_resume,
     check_test_labels,
     check_storage,
     check_single_client,
@@ -320,7 +449,7 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
 def check_algorithm(algorithm: Algorithm | type[Algorithm], **options: Any) -> None:
     """Check one method against every rule of the contract.
 
-    Takes about a second. What it can't check is whether the method is right: compare that with a
+    Takes a few seconds. What it can't check is whether the method is right: compare that with a
     closed form, or with a plain re-implementation.
 
     Args:

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from fedtopo_torch import checkpoint
@@ -15,6 +16,8 @@ from fedtopo_torch.algorithms import Ditto, FedAvg, FedProx, Local
 from fedtopo_torch.checkpoint import CheckpointError
 from fedtopo_torch.federation import Federation
 from fedtopo_torch.models.logistic import Logistic
+from fedtopo_torch.monitor import FolderInUse, TensorBoard
+from fedtopo_torch.options import OptionError
 from fedtopo_torch.registry import algorithms
 from fedtopo_torch.trainer import Trainer
 
@@ -187,15 +190,40 @@ def test_more_rounds_may_be_asked_for_later(make_federation, tmp_path, method, m
 def test_more_rounds_of_a_cosine_are_another_run(make_federation, tmp_path):
     federation, kept = make_federation(SIZES), {"checkpoint": tmp_path / "run.pt"}
     run(FedAvg(), federation, rounds=3, schedule="cosine", **kept)
-    with pytest.raises(CheckpointError, match=r"training\.rounds was 3, is 6"):
+    with pytest.raises(OptionError, match=r"training\.rounds was 3, is 6"):
         run(FedAvg(), federation, rounds=6, schedule="cosine", resume=True, **kept)
 
 
 def test_fewer_rounds_than_were_done_are_refused(make_federation, tmp_path):
     federation, kept = make_federation(SIZES), {"checkpoint": tmp_path / "run.pt"}
     run(FedAvg(), federation, rounds=4, **kept)
-    with pytest.raises(CheckpointError, match=r"training\.rounds was 4, is 3"):
+    with pytest.raises(OptionError, match=r"training\.rounds was 4, is 3"):
         run(FedAvg(), federation, rounds=3, resume=True, **kept)
+
+
+# Fault 30: one clean curve
+
+
+def curve(folder):
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return [(e.step, e.value) for e in reader.Scalars("all clients pooled/test log-loss")]
+
+
+def test_fault_30_a_resumed_run_has_one_whole_curve_and_no_tangled_one(make_federation, tmp_path):
+    federation = make_federation(SIZES)
+    kept = {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 2}
+    first = TensorBoard(tmp_path / "first")
+    run(FedAvg(), federation, callbacks=[first, Stop(4, KeyboardInterrupt())], **kept)
+    # The same folder twice would hold two curves.
+    with pytest.raises(FolderInUse):
+        run(FedAvg(), federation, callbacks=[first], resume=True, **kept)
+    again = TensorBoard(tmp_path / "again")
+    resumed = run(FedAvg(), federation, callbacks=[again], resume=True, **kept)
+    run(FedAvg(), federation, callbacks=[TensorBoard(tmp_path / "straight")])
+    assert resumed.history.rounds == [1, 2, 3, 4, 5]
+    assert [step for step, _ in curve(tmp_path / "first")] == [1, 2, 3, 4]
+    assert curve(tmp_path / "again") == curve(tmp_path / "straight")
+    assert [step for step, _ in curve(tmp_path / "again")] == [1, 2, 3, 4, 5]
 
 
 # What may not change
@@ -243,7 +271,7 @@ def test_another_configuration_is_refused_and_named(make_federation, tmp_path, c
     module = change.pop("module", module)
     federation = change.pop("federation", lambda make: make(SIZES))(make_federation)
     method = change.pop("method", FedProx())
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(OptionError) as caught:
         run(method, federation, module, resume=True, **{**kept, **change})
     assert told in str(caught.value)
     assert str(tmp_path / "run.pt") in str(caught.value)
@@ -253,7 +281,7 @@ def test_another_configuration_is_refused_and_named(make_federation, tmp_path, c
 def test_the_closed_form_and_autograd_are_not_mixed(make_federation, tmp_path):
     kept = {"checkpoint": tmp_path / "run.pt", "rounds": 2}
     run(FedAvg(), make_federation(SIZES), **kept)
-    with pytest.raises(CheckpointError, match="LinearObjective, is LinearModule"):
+    with pytest.raises(OptionError, match="LinearObjective, is LinearModule"):
         run(FedAvg(), make_federation(SIZES), closed_form=False, resume=True, **kept)
 
 
@@ -306,7 +334,7 @@ def test_a_folder_is_refused(make_federation, tmp_path):
 
 def test_an_earlier_run_is_not_written_over(make_federation, saved):
     before = saved.read_bytes()
-    with pytest.raises(CheckpointError, match=r"holds an earlier run: resume it"):
+    with pytest.raises(OptionError, match=r"holds an earlier run: resume it"):
         again(make_federation, saved, resume=False)
     assert saved.read_bytes() == before
 

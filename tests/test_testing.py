@@ -1,5 +1,7 @@
 """The conformance suite passes for every method there is, and catches those that break a rule."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from pydantic import Field
@@ -110,6 +112,70 @@ class Stateful(FedAvg):
         return message["theta"] * len(self.memory)
 
 
+class Shrinks(FedAvg):
+    """A server step on the whole row, buffers and all."""
+
+    def aggregate(self, server, uplink, clients):
+        return {"theta": 0.9 * clients.mean(uplink["theta"])}
+
+
+class NoisyStart(FedAvg):
+    """Draws around the start, running statistics too."""
+
+    def server_state(self, theta0, introductions, facts):
+        noise = torch.linspace(-1, 1, len(theta0), dtype=theta0.dtype)
+        return {"theta": theta0 + 0.1 * noise}
+
+
+class CutsBuffers(FedAvg):
+    """Scores rows without their buffers."""
+
+    def personal(self, message, client, problem):
+        return message["theta"][:, : problem.parameters]
+
+
+class ByHand(FedAvg):
+    """Its own loop over the gradient of all records."""
+
+    def local_update(self, message, client, problem):
+        theta = message["theta"]
+        for _ in range(problem.local_steps):
+            theta = theta - problem.eta * problem.gradient(theta)
+        return {"theta": theta}, client
+
+
+class Padded(FedAvg):
+    """Takes the zeros that fill up small clients for labels."""
+
+    def local_update(self, message, client, problem):
+        uplink, client = super().local_update(message, client, problem)
+        return {"theta": uplink["theta"] + 0.01 * problem.labels.mean(1, keepdim=True)}, client
+
+
+class NeedsTwo(FedAvg):
+    """Divides by a spread that one client does not have."""
+
+    def aggregate(self, server, uplink, clients):
+        theta = uplink["theta"]
+        return {"theta": clients.mean(theta) + 0 * theta.std(0)}
+
+
+class Forgets(FedAvg):
+    """A memory outside its dicts that every run starts anew."""
+
+    memory: ClassVar[list] = []
+
+    def server_state(self, theta0, introductions, facts):
+        self.memory.clear()
+        return super().server_state(theta0, introductions, facts)
+
+    def aggregate(self, server, uplink, clients):
+        theta = clients.mean(uplink["theta"])
+        self.memory.append(theta)
+        trained = torch.stack(self.memory).mean(0)
+        return {"theta": torch.where(theta == 7.0, theta, trained)}
+
+
 @pytest.mark.parametrize(
     ("method", "rule", "told"),
     [
@@ -124,6 +190,13 @@ class Stateful(FedAvg):
         (WholeCohort, "check_hooks", "IndexError"),
         (PlainNumbers, "check_hooks", "'count' is no tensor"),
         (Undeclared, "check_finite", "'memory', which client_state did not create"),
+        (Padded, "check_rows", "mixes rows"),
+        (CutsBuffers, "check_rows", "personal returns [1, 25]; needed are rows [1, 32], buffers"),
+        (Shrinks, "check_buffers", "step only the first problem.parameters numbers"),
+        (NoisyStart, "check_buffers", "step only the first problem.parameters numbers"),
+        (ByHand, "check_batches", "take steps with problem.descend"),
+        (NeedsTwo, "check_cohort", "with clients_per_round=1: "),
+        (Forgets, "check_resume", "differs from a straight one"),
     ],
 )
 def test_a_broken_rule_is_named(method: type[Algorithm], rule: str, told: str):
@@ -134,5 +207,5 @@ def test_a_broken_rule_is_named(method: type[Algorithm], rule: str, told: str):
 
 
 def test_every_check_says_why_it_is_there():
-    assert len(CHECKS) >= 9
+    assert len(CHECKS) >= 14
     assert all(check.__doc__ for check in CHECKS)

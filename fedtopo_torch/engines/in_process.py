@@ -261,6 +261,12 @@ class InProcess:
             theta = self.algorithm.personal(
                 received, self._rows(self.client, at), problem.at_round(round)
             )
+            needed = [len(problem), self.objective.width]
+            if list(theta.shape) != needed:
+                raise ValueError(
+                    f"{self._name('personal')} returns {list(theta.shape)}; needed are rows "
+                    f"{needed}, buffers included."
+                )
             fresh = ~self.seen[problem.data.rows].to(theta.device)
             if bool(fresh.any()) and "theta" in received:
                 theta = torch.where(fresh[:, None], received["theta"], theta)
