@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
 
 from fedtopo_torch import monitor
-from fedtopo_torch.evaluation import PER_CLIENT_LIMIT, Score
+from fedtopo_torch.evaluation import PER_CLIENT_LIMIT, History, Score
 from fedtopo_torch.federation import Client, Federation
 from fedtopo_torch.monitor import FolderInUse, Progress, TensorBoard
 from fedtopo_torch.options import OptionError
@@ -124,6 +124,8 @@ def test_an_undefined_auc_is_left_out(run):
 def test_a_value_that_becomes_undefined_leaves_a_gap(tmp_path):
     task = trainer([], "fedavg")
     result = task.run()
+    # As it is before round 1.
+    result.history = History(result.federation.names, task.evaluator.n, result.federation.honest)
     board = TensorBoard(tmp_path)
     board.started(task, result)
     for round, value in ((1, 0.5), (2, math.nan), (3, 0.75)):
