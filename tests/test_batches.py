@@ -172,9 +172,9 @@ def test_inner_steps_of_a_local_round_share_one_batch(make_facts):
 # Runs against plain modules
 
 
-SIZES = [5, 22, 16, 9]
+SIZES = [5, 14, 9, 9]
 WAYS = {
-    "steps": {"local_steps": 7, "batch_size": 6},
+    "steps": {"local_steps": 4, "batch_size": 6},
     "epochs": {"local_epochs": 2, "batch_size": 6},
     "epochs of whole clients": {"local_epochs": 3},
     "single records": {"local_epochs": 1, "batch_size": 1},

@@ -21,14 +21,14 @@ from fedtopo_torch.options import OptionError
 from fedtopo_torch.registry import algorithms
 from fedtopo_torch.trainer import Trainer
 
-SIZES = [9, 21, 12, 14, 30]
+SIZES = [9, 14, 9, 14]
 NAMES = sorted(set(algorithms))
-ROUNDS = 5
+ROUNDS = 4
 
 
 def make(name):
     method = algorithms[name]
-    return method(labels=(0, 1, 0, 1, 1)) if name == "clustered" else method()
+    return method(labels=(0, 1, 0, 1)) if name == "clustered" else method()
 
 
 def net(seed=3, width=4):
@@ -99,7 +99,7 @@ def test_a_resumed_run_equals_a_straight_one(make_federation, tmp_path, name, wa
     module = net() if "batchnorm" in way else None
     straight = run(make(name), federation, module, **settings)
     kept = {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 1, **settings}
-    # Stopped in round 4, before it is saved.
+    # Stopped after round 4, before it is saved.
     with pytest.raises(ZeroDivisionError) as caught:
         run(make(name), federation, module, callbacks=[Stop(4, ZeroDivisionError())], **kept)
     assert caught.value.result.rounds == 4
@@ -213,17 +213,17 @@ def test_fault_30_a_resumed_run_has_one_whole_curve_and_no_tangled_one(make_fede
     federation = make_federation(SIZES)
     kept = {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 2}
     first = TensorBoard(tmp_path / "first")
-    run(FedAvg(), federation, callbacks=[first, Stop(4, KeyboardInterrupt())], **kept)
+    run(FedAvg(), federation, callbacks=[first, Stop(3, KeyboardInterrupt())], **kept)
     # The same folder twice would hold two curves.
     with pytest.raises(FolderInUse):
         run(FedAvg(), federation, callbacks=[first], resume=True, **kept)
     again = TensorBoard(tmp_path / "again")
     resumed = run(FedAvg(), federation, callbacks=[again], resume=True, **kept)
     run(FedAvg(), federation, callbacks=[TensorBoard(tmp_path / "straight")])
-    assert resumed.history.rounds == [1, 2, 3, 4, 5]
-    assert [step for step, _ in curve(tmp_path / "first")] == [1, 2, 3, 4]
+    assert resumed.history.rounds == [1, 2, 3, 4]
+    assert [step for step, _ in curve(tmp_path / "first")] == [1, 2, 3]
     assert curve(tmp_path / "again") == curve(tmp_path / "straight")
-    assert [step for step, _ in curve(tmp_path / "again")] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in curve(tmp_path / "again")] == [1, 2, 3, 4]
 
 
 # What may not change

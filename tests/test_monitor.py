@@ -124,6 +124,8 @@ def test_an_undefined_auc_is_left_out(run):
 def test_a_value_that_becomes_undefined_leaves_a_gap(tmp_path):
     task = trainer([], "fedavg")
     result = task.run()
+    # As it is before round 1.
+    result.history = History(result.federation.names, task.evaluator.n, result.federation.honest)
     board = TensorBoard(tmp_path)
     result.history = History(result.federation.names, result.history.n, result.federation.honest)
     board.started(task, result)

@@ -99,8 +99,8 @@ def test_sizes_of_cohorts_by_hand():
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_equals_plain_modules(make_federation, name, settings):
-    federation, given = make_federation(SIZES), {"eta": 0.2, "local_steps": 3, "batch_size": 8}
-    run_of = trainer(make(name), federation, rounds=4, **settings, **given)
+    federation, given = make_federation(SIZES), {"eta": 0.2, "local_steps": 2, "batch_size": 8}
+    run_of = trainer(make(name), federation, rounds=3, **settings, **given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         result = run_of.run()
@@ -109,7 +109,7 @@ def test_every_method_equals_plain_modules(make_federation, name, settings):
     nn.init.zeros_(module.bias)
     cohort = lambda round: run_of._cohort(round).index.tolist()  # noqa: E731
     plain = Plain(module, federation, cohort=cohort, **given)
-    theta, _ = plain.run(twin(name, plain, result), 4)
+    theta, _ = plain.run(twin(name, plain, result), 3)
     assert float((theta - result.theta).abs().max()) < 1e-12
     assert result.unseen == len(SIZES) - len(plain.seen)
 
