@@ -223,6 +223,11 @@ class Trainer:
         self.callbacks = tuple(callbacks)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = checkpoint_every
+        wanted = self.training.clients_per_round
+        if wanted is not None and wanted > len(federation):
+            raise OptionError(
+                f"clients_per_round is {wanted}, but there are only {len(federation)} clients."
+            )
         self.device = choose_device(self.training.device, federation.dtype)
         self.module = model.build(federation, seed) if isinstance(model, Model) else model
         self.objective = objective_for(

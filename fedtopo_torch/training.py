@@ -132,7 +132,7 @@ class Training(Options):
     def cohort_size(self, clients: int) -> int:
         """Clients that take part in a round, of so many."""
         if self.clients_per_round is not None:
-            return min(self.clients_per_round, clients)
+            return self.clients_per_round
         return max(1, round(self.participation * clients))
 
     def steps(self, n: int, smallest: int = 1) -> int:

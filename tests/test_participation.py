@@ -14,6 +14,7 @@ from fedtopo_torch.algorithms import IFCA, Clustered, FedAvg, Local, Scaffold
 from fedtopo_torch.federation import Client, Federation
 from fedtopo_torch.models.logistic import Logistic
 from fedtopo_torch.objective import LinearObjective
+from fedtopo_torch.options import OptionError
 from fedtopo_torch.registry import algorithms
 from fedtopo_torch.trainer import Trainer
 from fedtopo_torch.training import Training
@@ -352,3 +353,8 @@ def test_fault_32_nothing_piles_up_over_rounds_of_partial_participation(make_fed
         run_of.run()
     assert len(counts) == 4
     assert counts[1] == counts[2] == counts[3]
+
+
+def test_more_clients_a_round_than_there_are_is_an_error(make_federation):
+    with pytest.raises(OptionError, match="clients_per_round is 7, but there are only 6 clients"):
+        trainer(FedAvg(), make_federation(SIZES), clients_per_round=7)
