@@ -237,13 +237,22 @@ def test_rho_is_that_of_the_clients_own_models(dim, diagnosed):
     optima = train("local", dim, rounds=5, seed=4).theta.numpy()
     p = dim.train.n.numpy() / int(dim.train.n.sum())
     labels = np.array(diagnosed.clustering.labels)
-    within = 0.0
-    for k in range(len(p)):
-        own = labels == labels[k]
-        mean = sum(p[i] * optima[i] for i in np.flatnonzero(own)) / p[own].sum()
-        within += p[k] * np.sum((optima[k] - mean) ** 2)
     total = sum(p[k] * np.sum((optima[k] - p @ optima) ** 2) for k in range(len(p)))
-    assert diagnosed.clustering.explained == pytest.approx(1 - within / total, abs=1e-12)
+
+    def explained(labels):
+        within = 0.0
+        for k in range(len(p)):
+            own = labels == labels[k]
+            mean = sum(p[i] * optima[i] for i in np.flatnonzero(own)) / p[own].sum()
+            within += p[k] * np.sum((optima[k] - mean) ** 2)
+        return 1 - within / total
+
+    found = diagnosed.clustering
+    assert found.explained == pytest.approx(explained(labels), abs=1e-12)
+    rng = generator(4, "random partitions", round=found.n_clusters)
+    chance = np.mean([explained(rng.permutation(labels)) for _ in range(200)])
+    assert found.by_chance == pytest.approx(chance, abs=1e-12)
+    assert found.excess == pytest.approx(explained(labels) - chance, abs=1e-12)
     one = diagnosed.clusterings[0]
     assert (one.explained, one.excess) == pytest.approx((0, 0), abs=1e-12)
     # More clusters explain more by chance.
@@ -282,8 +291,10 @@ def test_columns_are_left_out_as_if_they_were_not_there():
     federation = one_column_apart()
     found = diagnose(federation, **QUICK)
     size = topology.cloud_size(federation.train.n.numpy())
+    spread = np.concatenate(federation.clouds).var(axis=0)
     for column in found.columns:
         j = federation.feature_names.index(column.name)
+        assert column.variance == pytest.approx(spread[j] / spread.sum())
         others = [np.delete(cloud, j, axis=1) for cloud in federation.clouds]
         phi = topology.descriptors(others, federation.names, seed=0, size=size, repeats=5)
         distances = np.linalg.norm(phi[:, None] - phi, axis=2)

@@ -86,6 +86,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A test run in the background may have SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     parts = tmp_path / "runs" / "reproduce" / "parts"
     until = time.monotonic() + 60
