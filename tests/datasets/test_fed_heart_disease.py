@@ -97,7 +97,12 @@ def test_federation():
     assert federation.source == {
         "dataset": "fed_heart_disease",
         "seed": 0,
-        "options": {"missing": "impute", "drop_columns": [], "test_size": 0.3},
+        "options": {
+            "dtype": "float64",
+            "missing": "impute",
+            "drop_columns": [],
+            "test_size": 0.3,
+        },
     }
 
 
