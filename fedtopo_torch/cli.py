@@ -807,7 +807,8 @@ def diagnose(
         )
         given = _given(set_, target=target, positive=positive, test_size=test_size)
         shares = _shares(given, {"algo": PTopoFL, "dataset": cls})
-        method = PTopoFL.model_validate({"n_clusters": AUTO.n_clusters, **shares["algo"]})
+        chosen: dict[str, Any] = {"n_clusters": AUTO.n_clusters, **shares["algo"]}
+        method = PTopoFL(**chosen)
         source = cls(**shares["dataset"])
         place = diagnosis_folder(runs_dir, f"diagnose-{source.name}" if name is None else name)
         federation = source.load(seed)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .diagnosis import MOST_HALVES, RANDOM_PARTITIONS, Clustering, ColumnEffect, Diagnosis, members
-from .tables import NONE, Cell, Column, Table
+from .tables import NONE, Cell, Column, Table, number_text
 from .topology import FEATURE_NAMES
 from .topology.partition import MAX_CLUSTERS, MIN_REPRODUCIBILITY
 
@@ -187,7 +187,7 @@ def columns_table(diagnosis: Diagnosis) -> Table:
         (
             Cell(each.name, (each.name, ", ".join(each.features))),
             _number(each.variance, 3),
-            Cell(NONE if each.size is None else f"× {each.size:.2f}", (each.size,)),
+            Cell(NONE if each.size is None else f"× {number_text(each.size, 2)}", (each.size,)),
             _number(each.change, 3),
             *(
                 (

@@ -136,6 +136,13 @@ class Run:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the content is not a run's.
         """
+        for metric in ("log_loss", "rmse"):
+            if f"test {metric}" in content["pooled"]:
+                break
+        else:
+            raise KeyError("no loss of test records")
+        if set(content["per_client"]) != set(content["pooled"]):
+            raise KeyError("metrics of clients are not those of the pooled records")
         sent = content["communication"]
         counts = {
             stage: {direction: (int(c[0]), int(c[1])) for direction, c in sent[stage].items()}

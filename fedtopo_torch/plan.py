@@ -56,6 +56,9 @@ Spec = str | tuple[str, Mapping[str, Any]] | Options
 #: One of them, several, or several with labels of your own.
 Specs = Spec | Sequence[Spec] | Mapping[str, Spec]
 
+#: More seeds than this are taken for a mistake.
+MOST_SEEDS = 10_000
+
 _REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": algorithms,
     "dataset": datasets,
@@ -366,6 +369,8 @@ def seeds_of(given: int | Iterable[int]) -> tuple[int, ...]:
     if isinstance(given, Integral) and not isinstance(given, bool):
         if given < 1:
             raise OptionError(f"{given} seeds: there must be at least one.")
+        if int(given) > MOST_SEEDS:
+            raise OptionError(f"{given} seeds: {MOST_SEEDS} at most.")
         return tuple(range(int(given)))
     seeds = tuple(given) if isinstance(given, Iterable) else (given,)
     if not seeds:

@@ -302,7 +302,7 @@ def number_text(value: float, digits: int) -> str:
 
 
 def _spread(spread: Spread, *, bold: bool) -> Cell:
-    text = f"{number_text(spread.mean, 4)} ± {number_text(spread.std, 3)}" if spread.seeds else NONE
+    text = _mean_std(spread.mean, spread.std if spread.seeds > 1 else math.nan, 4)
     return Cell(text, (spread.mean, spread.std), bold)
 
 
@@ -781,7 +781,10 @@ def beside_cells(
     """Ours, the paper's and the difference of the means; with ``std`` as mean ± std, if any."""
     gap = ours.mean - theirs.mean
     return (
-        Cell(_mean_std(ours.mean, ours.std if std else math.nan, digits), (ours.mean, ours.std)),
+        Cell(
+            _mean_std(ours.mean, ours.std if std and ours.seeds > 1 else math.nan, digits),
+            (ours.mean, ours.std),
+        ),
         Cell(
             _mean_std(theirs.mean, theirs.std if std else math.nan, min(digits, 3)),
             (theirs.mean, theirs.std),

@@ -1,12 +1,16 @@
 """Loss, gradient and descent of any module on many clients at once."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedtopo_torch import Trainer
+from fedtopo_torch.algorithms import FedAvg
 from fedtopo_torch.federation import Client, Federation
 from fedtopo_torch.local import LocalProblem
 from fedtopo_torch.objective import LinearObjective, Objective, objective_for
@@ -593,3 +597,32 @@ def test_dropout_draws_are_on_in_training_and_leave_the_callers_generator(
     # Inputs are kept, doubled, with probability one half: the means agree.
     assert not torch.allclose(trained, scored)
     assert trained.mean().item() == pytest.approx(scored.mean().item(), abs=0.3)
+
+
+# How many clients are stacked
+
+
+def test_clients_are_stacked_as_far_as_the_widest_layer_allows(make_federation):
+    federation = make_federation([8] * 6)
+    objective = Objective(mlp(3, hidden=50), federation.task)
+    objective.check(*federation.train.client(0), records=8)
+    # 50 numbers for each of 8 records, so 2,500 clients make a million.
+    assert objective.most == 2500
+    objective.layer_size = 1000
+    assert [len(data.names) for data in objective.data(federation.train)] == [2, 2, 2]
+    objective.rows_size = objective.width
+    assert objective.most == 1
+
+
+def test_data_laid_out_for_a_run_go_when_it_ends(make_federation):
+    trainer = Trainer(FedAvg(), make_federation([8, 8]), nn.Linear(3, 1), rounds=1)
+    (data,) = trainer.objective.data(trainer.federation.train)
+    kept = weakref.ref(data)
+    gc.collect()
+    gc.disable()
+    try:
+        trainer.run()
+        del data, trainer
+        assert kept() is None
+    finally:
+        gc.enable()

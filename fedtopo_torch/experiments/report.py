@@ -18,6 +18,7 @@ from ..paper import CITED, entry
 from ..report import write_tables, writing
 from ..runs import write_atomically
 from ..tables import Column, Table, text_cell
+from . import CATALOGUE
 from .reproduction import Reproduction, Section
 
 __all__ = ["page", "write_reproduction"]
@@ -45,7 +46,8 @@ def write_reproduction(done: Reproduction, folder: Path, command: Sequence[str])
 
     Per experiment a folder of its name with ``tables.md``, ``.tex``, ``.json`` and one CSV file per
     table, and figures as PNG and SVG; ``report.md``; and ``report.html``, which holds tables and
-    figures itself and asks nothing of a network. Each file all of it or nothing.
+    figures itself and asks nothing of a network; of some experiments only, these two are called
+    ``report-table3-figure4`` and so on. Each file all of it or nothing.
 
     Args:
         done: not interrupted.
@@ -76,9 +78,12 @@ def write_reproduction(done: Reproduction, folder: Path, command: Sequence[str])
             written.append(_Written(section, svg))
         head = _facts(done, command)
         failures = done.failures_table()
+        # Some experiments must not take the place of the report of all.
+        names = [section.name for section in done.sections]
+        stem = "report" if set(names) == set(CATALOGUE) else f"report-{'-'.join(names)}"
         for name, text in (
-            ("report.md", _markdown(written, head, failures)),
-            ("report.html", page(written, head, failures)),
+            (f"{stem}.md", _markdown(written, head, failures)),
+            (f"{stem}.html", page(written, head, failures)),
         ):
             files.append(folder / name)
             write_atomically(files[-1], text.encode())

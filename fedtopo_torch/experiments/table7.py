@@ -77,18 +77,16 @@ def _grid(study: Study) -> list[Table]:
 
 def _findings(study: Study) -> list[str]:
     means = _means(study)
-    over_tau = np.ptp(means[:, [abar <= DISTINCT for abar in BLENDING]], axis=0).max()
+    low = [abar <= DISTINCT for abar in BLENDING]
+    over_tau = np.ptp(means, axis=0)
     over_abar = np.ptp(means, axis=1)
     said = [agreement([TABLE.table(study)], len(study.settings.seeds))]
-    if np.isfinite(over_tau) and np.isfinite(over_abar).all():
-        verdict = (
-            "depend on abar and hardly on tau"
-            if over_tau < 0.1 * over_abar.min()
-            else "depend on tau as well as on abar"
-        )
+    if np.isfinite(means).all():
         said.append(
-            f"Up to abar = {DISTINCT:g} the spread over tau is at most {over_tau:.4f}, the spread "
-            f"over abar at least {over_abar.min():.4f}: calibrated results {verdict}."
+            f"Spread over tau: at most {over_tau[low].max():.4f} up to abar = {DISTINCT:g}, and "
+            f"{over_tau.max():.4f} up to 1. Spread over abar: at most "
+            f"{np.ptp(means[:, low], axis=1).max():.4f} up to abar = {DISTINCT:g}, and "
+            f"{over_abar.min():.4f} to {over_abar.max():.4f} up to 1."
         )
     return said
 

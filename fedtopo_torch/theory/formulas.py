@@ -19,7 +19,16 @@ def contraction_factor(eta: float, mu: float, local_steps: float) -> float:
     Two runs of the round map on the same data end a round at most q times as far apart as they
     began it, in max_j |theta_j|, for any partition, weights and alpha. Outside the analysis's range
     (eta mu > 1) the factor is taken as 0.
+
+    Raises:
+        ValueError: eta or mu is negative or not finite, or local_steps below 1 (a mean over clients
+            need not be whole).
     """
+    if not (0 <= eta < math.inf and 0 <= mu < math.inf and 1 <= local_steps < math.inf):
+        raise ValueError(
+            f"eta = {eta}, mu = {mu} and local_steps = {local_steps} must be finite, the first two "
+            f"at least 0 and the last at least 1."
+        )
     return max(0.0, 1.0 - eta * mu) ** local_steps
 
 
@@ -35,7 +44,12 @@ def calibrated_alpha(abar: float, eta: float, mu: float, local_steps: float) -> 
         eta: step size.
         mu: strong convexity; lambda for L2-regularised losses.
         local_steps: tau.
+
+    Raises:
+        ValueError: abar is outside [0, 1]; as :func:`contraction_factor`.
     """
+    if not 0 <= abar <= 1:
+        raise ValueError(f"abar = {abar} must be in [0, 1].")
     if abar == 1:
         return 1.0
     q = contraction_factor(eta, mu, local_steps)

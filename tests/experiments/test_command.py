@@ -58,13 +58,18 @@ def test_it_prints_writes_and_goes_on(fedtopo):
     result = fedtopo("table4", *QUICK)
     text = said(result)
     assert result.exit_code == 0, text
-    for piece in ("run 11/11", "14 of the 14 cells", "M p", "11 runs", "report.html"):
+    for piece in ("run 11/11", "14 of the 14 cells", "M p", "11 runs", "report-table4.html"):
         assert piece in text
     folder = Path("runs/reproduce")
-    assert {p.name for p in folder.iterdir()} == {"parts", "table4", "report.md", "report.html"}
+    assert {p.name for p in folder.iterdir()} == {
+        "parts",
+        "table4",
+        "report-table4.md",
+        "report-table4.html",
+    }
     again = said(fedtopo("table4", *QUICK, "--name", "reproduce"))
     assert "11 of them taken from before" in again
-    page = (folder / "report.html").read_text()
+    page = (folder / "report-table4.html").read_text()
     assert "fedtopo reproduce table4 --seeds 1 --rounds 1" in page
 
 

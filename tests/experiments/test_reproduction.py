@@ -560,7 +560,7 @@ def test_every_form_is_written(done, folder):
 def test_one_experiment_is_a_report_of_its_own(tmp_path, parts, done):
     one = reproduce(["table8"], SEEDS, rounds=ROUNDS, processes=1, folder=parts)
     write_reproduction(one, tmp_path, ["fedtopo"])
-    text = (tmp_path / "report.html").read_text()
+    text = (tmp_path / "report-table8.html").read_text()
     assert "Table 8" in text and 'id="table3"' not in text
     assert not (tmp_path / "table3").exists()
 
