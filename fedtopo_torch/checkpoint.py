@@ -8,7 +8,9 @@ round and need none. It also holds the configuration, and goes on with no other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import io
 import json
 import random
@@ -46,6 +48,7 @@ def fingerprint(trainer: Trainer) -> dict[str, Any]:
     found = {
         "algorithm": algorithm.name or type(algorithm).__name__,
         "model": repr(trainer.module),
+        "model's source": _sources(trainer.module),
         "model's parameters": [objective.p, objective.width],
         "model's initialisation": objective.digest(),
         "computed by": type(objective).__name__,
@@ -60,6 +63,16 @@ def fingerprint(trainer: Trainer) -> dict[str, Any]:
     found |= {f"training.{k}": v for k, v in trainer.training.model_dump(mode="json").items()}
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return plain
+
+
+def _sources(module: torch.nn.Module) -> str:
+    """Hash of the files of a module's classes that are not torch's; a class may have none."""
+    files = set()
+    for own in {type(each) for each in module.modules()}:
+        if own.__module__.partition(".")[0] not in ("torch", "fedtopo_torch"):
+            with contextlib.suppress(OSError, TypeError):
+                files.add(Path(inspect.getfile(own)).read_bytes())
+    return hashlib.sha256(b"".join(sorted(files))).hexdigest()
 
 
 def save(path: Path, trainer: Trainer, result: Result, engine: InProcess, counters: Tensor) -> None:

@@ -181,6 +181,24 @@ def _shares(options: dict[str, str], parts: dict[str, type[Options]]) -> dict[st
     return shares
 
 
+def _training(flags: dict[str, Any], given: dict[str, str]) -> dict[str, Any]:
+    """Settings of training from their flags and from ``--set``, checked.
+
+    Raises:
+        OptionError: one of them is given in both ways, or not valid.
+    """
+    from .training import Training
+
+    usual = {name: field.default for name, field in Training.model_fields.items()}
+    for name in given:
+        if name in flags and flags[name] not in (usual[name], None) and name != "eval_every":
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{name} is given twice, by {flag} and by --set: give one of them.")
+    settings = {**flags, **given}
+    Training(**settings)
+    return settings
+
+
 def _positive_or_auto(text: str) -> float | str:
     if text == "auto":
         return text
@@ -263,12 +281,21 @@ def train(
         source = parts["dataset"](**shares["dataset"])
         if name is None:
             name = f"{method.name}-{source.name}-seed{seed}"
+        states = runs_dir / f"{name}.checkpoint"
+        if resume and overwrite:
+            raise OptionError("--resume goes on with a run, --overwrite replaces it: give one.")
+        if resume and not (states / f"{method.name}.pt").exists():
+            raise OptionError(
+                f"no state of a run '{name}' is kept in {states}: --resume goes on from what "
+                f"--checkpoint-every keeps. Leave it out to start from round 1."
+            )
         # A resumed run is the same run: it may take its own place.
         folder = RunFolder(runs_dir, name, overwrite=overwrite or resume)
-        kept = runs_dir / f"{name}.checkpoint" if checkpoint_every or resume else None
-        if kept is not None and overwrite and not resume:
-            shutil.rmtree(kept, ignore_errors=True)
-        settings: dict[str, Any] = {
+        kept = states if checkpoint_every or resume else None
+        if overwrite:
+            # The state of a run that is to be replaced.
+            shutil.rmtree(states, ignore_errors=True)
+        flags: dict[str, Any] = {
             "rounds": rounds,
             "local_steps": local_steps,
             "local_epochs": local_epochs,
@@ -279,9 +306,8 @@ def train(
             "participation": participation,
             "device": device,
             "eval_every": eval_every,
-            **shares["training"],
         }
-        Training(**settings)
+        settings = _training(flags, shares["training"])
         federation = source.load(seed)
         if model == "auto":
             network = default_model(federation.task)
@@ -583,10 +609,15 @@ def _print_sent(result: Any) -> None:
     for column in ("when", "what", "floats", "integers"):
         table.add_column(column, justify="right" if column in ("floats", "integers") else "left")
     total_integers = 0
+    each, total = f"in each of {result.rounds} rounds", "in all"
+    clients = len(result.federation)
+    if result.facts.training.cohort_size(clients) < clients:
+        each = f"in a round, of {result.rounds}, that it takes part in"
+        total = "in all, if in every round"
     stages = (
         ("once, handshake", "handshake", 1),
         ("once, introduction", "introduction", 1),
-        (f"in each of {result.rounds} rounds", "round", result.rounds),
+        (each, "round", result.rounds),
     )
     for when, stage, times in stages:
         floats, integers = getattr(sent, stage).get("up", (0, 0))
@@ -595,7 +626,7 @@ def _print_sent(result: Any) -> None:
         table.add_row(when, what, f"{floats:,}", f"{integers:,}")
         total_integers += times * integers
     table.add_section()
-    table.add_row("in all", "", f"{sent.total_floats_up(result.rounds):,}", f"{total_integers:,}")
+    table.add_row(total, "", f"{sent.total_floats_up(result.rounds):,}", f"{total_integers:,}")
     out.print()
     out.print(table)
     kept = buffers(result)
@@ -942,18 +973,20 @@ def compare(
             [(each, options[each]) for each in federations],
             _seeds(seeds),
             model=model if model == "auto" else (model, options[model]),
-            **{
-                "rounds": rounds,
-                "local_steps": local_steps,
-                "local_epochs": local_epochs,
-                "batch_size": batch_size,
-                "optimizer": optimizer,
-                "eta": step,
-                "l2": l2,
-                "participation": participation,
-                "device": device,
-                **options["training"],
-            },
+            **_training(
+                {
+                    "rounds": rounds,
+                    "local_steps": local_steps,
+                    "local_epochs": local_epochs,
+                    "batch_size": batch_size,
+                    "optimizer": optimizer,
+                    "eta": step,
+                    "l2": l2,
+                    "participation": participation,
+                    "device": device,
+                },
+                options["training"],
+            ),
         )
         if reference is not None:
             plan.method(reference)

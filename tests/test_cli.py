@@ -502,3 +502,32 @@ def test_diagnose_stopped_by_ctrl_c_leaves_nothing(fedtopo, monkeypatch):
     result = fedtopo("diagnose")
     assert result.exit_code == 130 and "nothing was written" in said(result)
     assert not Path("runs").exists()
+
+
+KEPT = ["train", "--dataset", "synthetic", "--algo", "fedavg", "--no-references", "--name", "r"]
+KEPT += ["--set", "n_clients=3", "--no-tensorboard"]
+
+
+def test_resume_goes_on_and_never_starts_or_replaces_by_surprise(fedtopo):
+    assert fedtopo(*KEPT, "--rounds", "2").exit_code == 0
+    before = Path("runs/r/results.csv").read_bytes()
+    done = fedtopo(*KEPT, "--rounds", "4", "--resume")
+    assert done.exit_code == 2 and "no state of a run 'r' is kept" in said(done)
+    assert Path("runs/r/results.csv").read_bytes() == before
+    keep = ["--checkpoint-every", "1"]
+    assert fedtopo(*KEPT, "--rounds", "2", *keep, "--overwrite").exit_code == 0
+    done = fedtopo(*KEPT, "--rounds", "4", "--resume", "--overwrite")
+    assert done.exit_code == 2 and "give one" in said(done)
+    assert fedtopo(*KEPT, "--rounds", "4", "--resume").exit_code == 0
+    straight = [*KEPT[:-4], "straight", *KEPT[-3:]]
+    assert fedtopo(*straight, "--rounds", "4").exit_code == 0
+    results = Path("runs/straight/results.csv").read_bytes()
+    assert Path("runs/r/results.csv").read_bytes() == results
+    # A replaced run's state goes with it.
+    assert fedtopo(*KEPT, "--rounds", "2", "--overwrite").exit_code == 0
+    assert not Path("runs/r.checkpoint").exists()
+
+
+def test_a_setting_given_twice_is_refused(fedtopo):
+    done = fedtopo(*KEPT, "--batch-size", "7", "--set", "batch_size=8")
+    assert done.exit_code == 2 and "batch_size is given twice" in said(done)

@@ -197,7 +197,7 @@ def test_the_command_keeps_a_fifth_for_validation(tmp_path, monkeypatch):
     command = ["compare", "--dataset", "synthetic", "--algos", "local,fedavg", *options]
     done = CliRunner().invoke(app, [*command, "--tune", "eta=0.05,0.2", "--name", "t"])
     assert done.exit_code == 0, done.output
-    assert "tuned on validation records" in done.output
+    assert "tuned on validation records" in " ".join(done.output.split())
     with (tmp_path / "runs/t/results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert "validation_size=0.2" in rows[0]["dataset"]
