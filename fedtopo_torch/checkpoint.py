@@ -75,15 +75,27 @@ def _sources(module: torch.nn.Module) -> str:
     return hashlib.sha256(b"".join(sorted(files))).hexdigest()
 
 
-def save(path: Path, trainer: Trainer, result: Result, engine: InProcess, counters: Tensor) -> None:
+def save(
+    path: Path,
+    configuration: dict[str, Any],
+    result: Result,
+    engine: InProcess,
+    counters: Tensor,
+) -> None:
     """Write the state after a finished round.
+
+    Args:
+        path: of the file; its folder is made if missing.
+        configuration: :func:`fingerprint` of the run, taken once: it reads every record.
+        result, engine: of the run.
+        counters: the server's.
 
     Raises:
         OSError: the file can't be written.
     """
     sent = result.communication
     content = {
-        "fingerprint": fingerprint(trainer),
+        "fingerprint": configuration,
         "rounds": result.rounds,
         "server": result.server,
         "scored": result.scored,
@@ -141,8 +153,11 @@ def find(path: Path, expected: dict[str, Any], *, resume: bool) -> dict[str, Any
 
 def _compare(path: Path, had: dict[str, Any], have: dict[str, Any], done: int) -> None:
     differing = [name for name in {**had, **have} if had.get(name) != have.get(name)]
-    grown = have.get(LATER, 0) > had.get(LATER, 0) or have.get(LATER, 0) >= done
-    if LATER in differing and grown and have.get("training.schedule") != "cosine":
+    if (
+        LATER in differing
+        and have.get(LATER, 0) >= done
+        and have.get("training.schedule") != "cosine"
+    ):
         differing.remove(LATER)
     if differing:
         shown = "; ".join(

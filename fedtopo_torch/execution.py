@@ -136,10 +136,7 @@ class Run:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the content is not a run's.
         """
-        for metric in ("log_loss", "rmse"):
-            if f"test {metric}" in content["pooled"]:
-                break
-        else:
+        if not {"test log_loss", "test rmse"} & set(content["pooled"]):
             raise KeyError("no loss of test records")
         if set(content["per_client"]) != set(content["pooled"]):
             raise KeyError("metrics of clients are not those of the pooled records")

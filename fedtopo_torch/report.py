@@ -152,7 +152,7 @@ def write_diagnosis(
         "files": names,
         "fedtopo-torch": __version__,
     }
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         before = diagnosis_files(folder) or []
         # First, so that what a full disk cuts off is still known as a diagnosis.
@@ -163,10 +163,6 @@ def write_diagnosis(
             save_figure(figure, folder / name)
         for stale in set(before) - set(names):
             (folder / stale).unlink(missing_ok=True)
-    except OSError as error:
-        raise RunFolderError(
-            f"can't write {error.filename or folder}: {error.strerror or error}."
-        ) from error
     return [folder / name for name in names]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
@@ -158,12 +157,11 @@ class Result:
 
     def state_dicts(self) -> dict[str, dict[str, Tensor]]:
         """One ``state_dict`` per client, for the plain torch module."""
-        counters: Iterable[Tensor | None] = itertools.repeat(None)
-        if self.counters is not None:
-            counters = self.counters
+        names = self.federation.names
+        counters = [None] * len(names) if self.counters is None else self.counters
         return {
             name: self.objective.state_dict(theta, own)
-            for name, theta, own in zip(self.federation.names, self.theta, counters, strict=False)
+            for name, theta, own in zip(names, self.theta, counters, strict=True)
         }
 
 
@@ -294,13 +292,13 @@ class Trainer:
         """
         for text in self._doubts():
             warnings.warn(f"{text}.", stacklevel=2)
-        saved = None
+        saved, configuration = None, {}
         if self.checkpoint is not None:
-            fingerprint = checkpoint.fingerprint(self)
-            saved = checkpoint.find(self.checkpoint, fingerprint, resume=resume)
+            configuration = checkpoint.fingerprint(self)
+            saved = checkpoint.find(self.checkpoint, configuration, resume=resume)
         work = int(self.federation.train.n.max()) * math.prod(self.federation.feature_shape)
         with _threads(1 if work < ONE_THREAD_BELOW else None), torch.no_grad():
-            return self._run(saved)
+            return self._run(saved, configuration)
 
     def _doubts(self) -> list[str]:
         """What a person should know before the run starts."""
@@ -321,7 +319,7 @@ class Trainer:
                 )
         return [text for text in texts if text]
 
-    def _run(self, saved: dict[str, Any] | None) -> Result:
+    def _run(self, saved: dict[str, Any] | None, configuration: dict[str, Any]) -> Result:
         federation, algorithm = self.federation, self.algorithm
         engine = InProcess(federation, self.objective, algorithm, self.training)
         communication = Communication()
@@ -354,7 +352,7 @@ class Trainer:
                 watched.callback(callback.finished, result)
             try:
                 try:
-                    self._rounds(engine, result, counters)
+                    self._rounds(engine, result, counters, configuration)
                 except KeyboardInterrupt:
                     result.interrupted = True
                 self._score_shared(result)
@@ -377,7 +375,13 @@ class Trainer:
         index = torch.from_numpy(drawn).sort().values
         return Cohort(index, n[index], int(n.sum()), self.objective.p)
 
-    def _rounds(self, engine: InProcess, result: Result, counters: Tensor) -> None:
+    def _rounds(
+        self,
+        engine: InProcess,
+        result: Result,
+        counters: Tensor,
+        configuration: dict[str, Any],
+    ) -> None:
         """The loop; ``result`` always holds all that is finished."""
         algorithm, server, history = self.algorithm, result.server, result.history
         sent = result.communication
@@ -421,7 +425,7 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.evaluated(round, scores)
             if self.checkpoint and (round % self.checkpoint_every == 0 or round == self.rounds):
-                checkpoint.save(self.checkpoint, self, result, engine, counters)
+                checkpoint.save(self.checkpoint, configuration, result, engine, counters)
 
     def _score_shared(self, result: Result) -> None:
         """Score the one shared model of the last evaluated round, where a method has one."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .comparison import Comparison, Spread
+from .evaluation import METRICS_OF
 from .execution import Execution, Progress, Run, execute
 from .options import OptionError, did_you_mean
 from .plan import Job, Plan
@@ -129,28 +130,28 @@ def run_tuned(
         processes, folder, on_progress: of :func:`fedtopo_torch.execution.execute`.
 
     Returns:
-        the runs at the chosen candidates, with ``tuning`` set. A method without a candidate that
+        the runs at the chosen candidates, with ``tuning`` set. Runs on a federation without
+        validation records fail, and say what to give. A method without a candidate that
         finished on all seeds has the runs of the first, failed ones among them.
 
     Raises:
-        OptionError: as :func:`candidates`; or a federation has no validation records.
+        OptionError: as :func:`candidates`.
     """
     tried = candidates(plan.training, tune)
     trainings = [Training(**{**_given(plan.training), **settings}) for settings in tried]
-    jobs = [
-        replace(job, training=training, validated=True)
-        for job in plan.jobs()
-        for training in trainings
-    ]
-    done = execute(jobs, processes=processes, folder=folder, on_progress=on_progress)
-    methods: dict[tuple[str, str], Tuned] = {}
-    runs = []
-    for dataset, method in itertools.product(plan.datasets, plan.methods):
-        own = [
+    jobs = {
+        (dataset.label, method.label): [
             [Job(dataset, method, seed, plan.model, t, validated=True) for seed in plan.seeds]
             for t in trainings
         ]
-        tuned = methods[dataset.label, method.label] = _tuned(done, own)
+        for dataset, method in itertools.product(plan.datasets, plan.methods)
+    }
+    every = [job for tries in jobs.values() for own in tries for job in own]
+    done = execute(every, processes=processes, folder=folder, on_progress=on_progress)
+    methods: dict[tuple[str, str], Tuned] = {}
+    runs = []
+    for labels, own in jobs.items():
+        tuned = methods[labels] = _tuned(done, own)
         # A failure on all candidates is worth showing; an interrupt leaves nothing to show.
         if tuned.chosen is not None or not done.interrupted:
             runs += [run for job in own[tuned.chosen or 0] if (run := done.run(job)) is not None]
@@ -169,10 +170,4 @@ def _tuned(done: Execution, jobs: Sequence[Sequence[Job]]) -> Tuned:
 
 
 def _validation_loss(run: Run) -> float:
-    for metric in ("log_loss", "rmse"):
-        if f"validation {metric}" in run.pooled:
-            return run.pooled[f"validation {metric}"]
-    raise OptionError(
-        f"{run.dataset} has no validation records to tune on: give validation_size, for example "
-        f"--set validation_size=0.2."
-    )
+    return run.pooled[f"validation {METRICS_OF[run.task][0]}"]

@@ -303,7 +303,7 @@ class InProcess:
         start = self._start[self.objective.p :].repeat(len(rows), 1).to(self.objective.device)
         return {name: self._with(value, start) for name, value in uplink.items()}
 
-    def sent(self, message: Message, counters: Tensor | None = None) -> Message:
+    def sent(self, message: Message) -> Message:
         """What of a message travels: without buffers that clients keep, with counters."""
         if self.buffers is not None:
             p, width = self.objective.p, self.objective.width
